@@ -1,0 +1,15 @@
+"""PyTorch DistributedDataParallel, alone or with ZeroRedundancyOptimizer (ZeRO-1)."""
+
+from __future__ import annotations
+
+from .base import Framework
+
+FRAMEWORK = Framework(
+    name="ddp",
+    title="PyTorch DDP",
+    shardings=("none", "zero1"),
+    schedules=(),
+    axes=("dp_replicate", "dp_shard"),
+    defaults={"sharding": "none", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
+    source="torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py",
+)

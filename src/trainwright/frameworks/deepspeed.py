@@ -1,0 +1,14 @@
+"""DeepSpeed: ZeRO 1 to 3 with buckets, offload, its pipeline engine; also Megatron-DeepSpeed."""
+
+from __future__ import annotations
+
+from .base import Framework
+
+FRAMEWORK = Framework(
+    name="deepspeed",
+    title="DeepSpeed",
+    shardings=("none", "zero1", "zero2", "zero3"),
+    schedules=("1f1b",),
+    defaults={"sharding": "zero3", "gradient_dtype": "bf16", "master_weights": "fp32", "loss": "plain"},
+    source="deepspeed/runtime/zero, deepspeed/runtime/pipe",
+)

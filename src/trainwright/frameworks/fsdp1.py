@@ -1,0 +1,16 @@
+"""PyTorch FSDP1 (``FullyShardedDataParallel``), as llm-foundry and many fine-tuning scripts use it."""
+
+from __future__ import annotations
+
+from .base import Framework
+
+FRAMEWORK = Framework(
+    name="fsdp1",
+    title="PyTorch FSDP1",
+    aliases=("fsdp",),
+    shardings=("none", "zero2", "zero3"),
+    schedules=(),
+    axes=("dp_replicate", "dp_shard", "tp"),
+    defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
+    source="torch/distributed/fsdp/fully_sharded_data_parallel.py",
+)

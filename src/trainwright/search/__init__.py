@@ -1,0 +1,1 @@
+"""Everything that a run spec leaves free, enumerated, priced and ranked."""
