@@ -63,7 +63,7 @@ class Registry(Mapping[str, Any]):
 
 
 @cache
-def _entry_points() -> metadata.EntryPoints:
+def _entry_points() -> Any:
     return metadata.entry_points()
 
 

@@ -16,9 +16,7 @@ def layers_per_stage(layers: int, stages: int, given: Sequence[int] | None = Non
     """Layers on each of `stages` stages, first to last. `given` overrides and must sum to `layers`."""
     if given is not None:
         if len(given) != stages or sum(given) != layers:
-            raise SpecError(
-                f"{list(given)[:16]} does not deal {layers} layers over {stages} stages", "strategy.layers_per_stage"
-            )
+            raise SpecError(f"{list(given)[:16]} does not deal {layers} layers over {stages} stages", "strategy.layers_per_stage")
         return list(given)
     if stages == 1:
         return [layers]

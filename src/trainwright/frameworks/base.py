@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 class MemoryRules:
     """What is held where. Sizes in bytes, types as in `spec.precision`."""
 
-    parameter_dtype: str = (
-        "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
-    )
+    parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
     source: str = ""
 
 

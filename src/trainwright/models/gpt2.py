@@ -26,9 +26,7 @@ def build(config: Mapping[str, Any], name: str) -> ModelSpec:
         "layer",
         (
             norm("ln_1", "x", "h1", hidden, "layer", bias=True),
-            *attention(
-                "h1", "a", hidden, heads, heads, head_dim, qkv_bias=True, out_bias=True, rope=False, prefix="attn."
-            ),
+            *attention("h1", "a", hidden, heads, heads, head_dim, qkv_bias=True, out_bias=True, rope=False, prefix="attn."),
             add("residual_1", "x", "a", "x1", hidden),
             norm("ln_2", "x1", "h2", hidden, "layer", bias=True),
             *plain_mlp("h2", "m", hidden, ffn, "gelu"),

@@ -27,9 +27,7 @@ def build(config: Mapping[str, Any], name: str) -> ModelSpec:
             *attention("h1", "a", hidden, heads, kv_heads, head_dim, qkv_bias=bias, out_bias=bias),
             add("residual_1", "x", "a", "x1", hidden),
             norm("post_attention_layernorm", "x1", "h2", hidden),
-            *gated_mlp(
-                "h2", "m", hidden, ffn, str(config.get("hidden_act", "silu")), bias=flag(config, "mlp_bias", False)
-            ),
+            *gated_mlp("h2", "m", hidden, ffn, str(config.get("hidden_act", "silu")), bias=flag(config, "mlp_bias", False)),
             add("residual_2", "x1", "m", "x2", hidden),
         ),
     )

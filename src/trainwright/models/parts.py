@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SpecError, nearest
-from ..spec.blocks import Block, Op, Weight
+from ..spec.blocks import Block, Op, Region, Weight
 from ..spec.model import ModelSpec
 
 MISSING = object()
@@ -93,7 +93,7 @@ def norm(
     weights = [] if kind.endswith("no-weight") else [Weight(f"{path}.weight", (width,))]
     if bias:
         weights.append(Weight(f"{path}.bias", (width,)))
-    region = "tensor" if heads else "sequence"
+    region: Region = "tensor" if heads else "sequence"
     return Op(
         "norm",
         name,
@@ -194,9 +194,7 @@ def attention(
 
 
 def _norm_of_all(name: str, source: str, output: str, width: int, prefix: str) -> Op:
-    return Op(
-        "norm", name, (source,), output, width, "tensor", (Weight(f"{prefix}{name}.weight", (width,)),), function="rms"
-    )
+    return Op("norm", name, (source,), output, width, "tensor", (Weight(f"{prefix}{name}.weight", (width,)),), function="rms")
 
 
 def gated_mlp(
@@ -333,9 +331,7 @@ def experts(
     ]
 
 
-def embedding(
-    vocab: int, hidden: int, *, positions: int = 0, name: str = "embed_tokens", position_name: str = "embed_positions"
-) -> Block:
+def embedding(vocab: int, hidden: int, *, positions: int = 0, name: str = "embed_tokens", position_name: str = "embed_positions") -> Block:
     """The token table, and a table of learned positions where the model has one."""
     ops = [Op("embedding", name, (), "x", hidden, "sequence", (Weight(f"{name}.weight", (vocab, hidden), 0),))]
     if positions:
@@ -358,7 +354,7 @@ def head(
     norm_name: str = "norm",
 ) -> Block:
     """Final norm, output projection (no weight of its own where tied) and cross-entropy."""
-    weights = () if tied else (Weight("lm_head.weight", (vocab, hidden), 0),)
+    weights: tuple[Weight, ...] = () if tied else (Weight("lm_head.weight", (vocab, hidden), 0),)
     if bias:
         weights += (Weight("lm_head.bias", (vocab,), 0),)
     return Block(
@@ -371,9 +367,7 @@ def head(
     )
 
 
-def one_kind_of_layer(
-    name: str, family: str, config: Mapping[str, Any], layer: Block, layers: int, **fields: Any
-) -> ModelSpec:
+def one_kind_of_layer(name: str, family: str, config: Mapping[str, Any], layer: Block, layers: int, **fields: Any) -> ModelSpec:
     """The common case: `layers` times the same block."""
     return ModelSpec(
         name=name,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-What = Literal[
-    "parameters", "gradients", "optimizer", "activations", "sequence", "heads", "experts", "layers", "vocabulary"
-]
+What = Literal["parameters", "gradients", "optimizer", "activations", "sequence", "heads", "experts", "layers", "vocabulary"]
 Event = Literal[
     "before_forward",
     "after_forward",

@@ -93,9 +93,7 @@ class Op:
     def active_parameters(self) -> int:
         """What one token passes through: top_k of the experts' share of an expert product."""
         if self.kind == "grouped_linear" and self.experts:
-            return sum(
-                w.elements * self.top_k // self.experts if w.ep_dim is not None else w.elements for w in self.weights
-            )
+            return sum(w.elements * self.top_k // self.experts if w.ep_dim is not None else w.elements for w in self.weights)
         return self.parameters
 
 

@@ -64,9 +64,7 @@ class TrainingSection(Section):
     tokens: Annotated[float, Field(gt=0, le=1e18)] | None = None
     precision: Literal["bf16", "fp16", "fp32", "fp8", "fp4"] = "bf16"
     fp8_recipe: Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"] | None = None
-    optimizer: Literal["adamw", "adam8bit", "paged_adam8bit", "adafactor", "lion", "muon", "sgd", "sgd_momentum"] = (
-        "adamw"
-    )
+    optimizer: Literal["adamw", "adam8bit", "paged_adam8bit", "adafactor", "lion", "muon", "sgd", "sgd_momentum"] = "adamw"
     master_weights: Literal["fp32", "none"] | None = None
     autocast: bool = False
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
@@ -115,13 +113,9 @@ class StrategySection(Section):
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     recompute: Literal["none", "selective", "full"] | None = None
     recompute_every: Annotated[int, Field(ge=1, le=4096)] | None = None
-    recompute_modules: (
-        tuple[Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"], ...] | None
-    ) = None
+    recompute_modules: tuple[Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "moe", "moe_act", "shared_experts"], ...] | None = None
     attention: Literal["flash", "efficient", "sdpa-math", "eager"] | None = None
-    offload: (
-        Literal["none", "optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme", "activations-cpu"] | None
-    ) = None
+    offload: Literal["none", "optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme", "activations-cpu"] | None = None
     reshard_root: bool | None = None
     reserved_gb: Annotated[float, Field(ge=0, le=1e5)] | None = None
     fp8_params: bool | None = None
@@ -161,9 +155,7 @@ def validate(document: dict[str, Any]) -> RunSpec:
     if isinstance(document, dict) and isinstance(document.get("cluster"), str):
         document = {**document, "cluster": parse_cluster(document["cluster"])}
     if not isinstance(document, dict):
-        raise SpecError(
-            f"a run spec is a table with model, cluster, training, strategy; found {type(document).__name__}"
-        )
+        raise SpecError(f"a run spec is a table with model, cluster, training, strategy; found {type(document).__name__}")
     try:
         return RunSpec.model_validate(document)
     except ValidationError as error:
@@ -190,7 +182,5 @@ def _spec_error(error: ValidationError) -> SpecError:
 def _keys(path: list[str]) -> list[str]:
     section: Any = RunSpec
     for name in path:
-        section = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}.get(
-            name, section
-        )
+        section = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}.get(name, section)
     return sorted(section.model_fields)
