@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 class MemoryRules:
     """What is held where. Sizes in bytes, types as in `spec.precision`."""
 
+    engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
     source: str = ""
 

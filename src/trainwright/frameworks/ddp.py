@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework
+from .base import Framework, MemoryRules
 
 FRAMEWORK = Framework(
     name="ddp",
@@ -11,5 +11,6 @@ FRAMEWORK = Framework(
     schedules=(),
     axes=("dp_replicate", "dp_shard"),
     defaults={"sharding": "none", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
+    memory=MemoryRules(engine="tape", parameter_dtype="master"),
     source="torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py",
 )

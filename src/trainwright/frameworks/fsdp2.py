@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework
+from .base import Framework, MemoryRules
 
 FRAMEWORK = Framework(
     name="fsdp2",
@@ -11,5 +11,6 @@ FRAMEWORK = Framework(
     shardings=("none", "zero2", "zero3"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
+    memory=MemoryRules(engine="tape", parameter_dtype="master"),
     source="torch 2.13 torch/distributed/fsdp/_fully_shard; torchtitan",
 )

@@ -1,0 +1,50 @@
+"""How much memory: the peak, what it is made of and when it comes, for every plan of a table at once.
+
+Two engines compute live tensors. The *tape* replays allocations and frees of a step symbolically, exact to the byte for PyTorch's own
+parallelism (FSDP2, DDP, ZeroRedundancyOptimizer, DTensor). The *ledger* sums published rules for frameworks with buffers of their own (Megatron-Core,
+DeepSpeed, FSDP1), for offload and for quantized bases. `frameworks.base.MemoryRules.engine` says which; a structure that the tape cannot express goes
+to the ledger. `cost.device` then adds what is no tensor: reserved and device memory, host and disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module, util
+
+from ..frameworks import FRAMEWORKS
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import Structure
+from . import tape
+from .memory_table import MemoryTable, scatter
+from .table import PlanTable
+
+Engine = Callable[[ModelSpec, ClusterSpec, TrainingJob, Structure, PlanTable], MemoryTable]
+MIB = 2**20
+
+
+def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> MemoryTable:
+    """`MemoryTable` with one row for each plan of `table`, in its order."""
+    parts, where = [], []
+    for structure, rows in table.by_structure():
+        parts.append(engine_of(model, job, structure)(model, cluster, job, structure, table.take(rows)))
+        where.append(rows)
+    found = scatter(parts, where)
+    if util.find_spec("trainwright.cost.device") is not None:
+        return import_module("trainwright.cost.device").finish(model, cluster, job, table, found)
+    return reserve(found)
+
+
+def engine_of(model: ModelSpec, job: TrainingJob, structure: Structure) -> Engine:
+    """The engine for a structure: what its framework names, and the ledger where the tape has no rule."""
+    if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
+        return tape.memory_rows
+    return import_module("trainwright.cost.ledger").memory_rows
+
+
+def reserve(found: MemoryTable) -> MemoryTable:
+    """Reserved memory as live tensors rounded to the caching allocator's 2 MiB segments."""
+    framework = found.breakdown["framework"]
+    reserved = -(-(found.peak_bytes - framework) // (2 * MIB)) * (2 * MIB)
+    return found.with_columns(reserved_bytes=reserved, device_bytes=reserved + framework)
