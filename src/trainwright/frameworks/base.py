@@ -33,6 +33,9 @@ class Framework:
     axes: tuple[str, ...] = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")  # mesh axes it offers
     defaults: dict[str, object] = field(default_factory=dict)
     pad_vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this times tp
+    offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
+    replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks
+    pipeline_zero_stage: int = 3  # the highest ZeRO stage that runs together with pipeline stages
     memory: MemoryRules = field(default_factory=MemoryRules)
     time: TimeRules = field(default_factory=TimeRules)
     source: str = ""

@@ -12,5 +12,6 @@ FRAMEWORK = Framework(
     axes=("dp_replicate", "dp_shard"),
     defaults={"sharding": "none", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(engine="tape", parameter_dtype="master"),
+    offloads=("none", "optimizer-cpu", "activations-cpu"),  # torchao CPUOffloadOptimizer; torch.autograd.graph.save_on_cpu
     source="torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py",
 )

@@ -12,5 +12,6 @@ FRAMEWORK = Framework(
     schedules=(),
     axes=("dp_replicate", "dp_shard", "tp"),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
+    offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffload(offload_params=True) moves the optimizer as well
     source="torch/distributed/fsdp/fully_sharded_data_parallel.py",
 )

@@ -12,5 +12,6 @@ FRAMEWORK = Framework(
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(engine="tape", parameter_dtype="master"),
+    offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
     source="torch 2.13 torch/distributed/fsdp/_fully_shard; torchtitan",
 )

@@ -18,5 +18,7 @@ FRAMEWORK = Framework(
         "sequence_parallel": True,
     },
     pad_vocab_multiple=128,
+    offloads=("none", "optimizer-cpu", "activations-cpu"),  # --optimizer-cpu-offload, --cpu-offloading
+    replicates_kv_heads=True,  # num_query_groups must be a multiple or a divisor of tensor_model_parallel_size
     source="NVIDIA/Megatron-LM megatron/core/distributed, megatron/core/optimizer",
 )
