@@ -1,0 +1,5 @@
+"""``python -m trainwright``."""
+
+from .cli import main
+
+main()

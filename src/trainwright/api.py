@@ -1,0 +1,207 @@
+"""The library's verbs: load, estimate, plan, schedule, collective_time. Joins the layers below; holds no equation of its own."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import SpecError, TrainwrightError, one_line
+from .spec.run import ClusterSection, RunSpec, parse_cluster, validate
+
+if TYPE_CHECKING:
+    from .cost.estimate import Estimate
+    from .resolve import Run, Task
+    from .schedules.replay import Result
+    from .search.rank import Ranking, SearchOptions
+
+Source = str | Path | Mapping[str, Any] | RunSpec
+MAX_TEXT = 10_000_000
+
+
+def load(source: Source) -> RunSpec:
+    """A run spec from a path, a dict, or JSON or TOML text. Raises `SpecError` on anything wrong."""
+    if isinstance(source, RunSpec):
+        return source
+    if isinstance(source, Mapping):
+        return validate(dict(source))
+    text, where = _text(source)
+    return validate(parse_document(text, where))
+
+
+def _text(source: str | Path) -> tuple[str, str]:
+    if isinstance(source, str) and ("\n" in source or source.lstrip()[:1] in ("{", "[")):
+        return source, "text"
+    path = Path(source)
+    try:
+        if path.is_dir():
+            raise SpecError("is a folder, a run spec is a file", str(source))
+        if path.stat().st_size > MAX_TEXT:
+            raise SpecError(f"is larger than {MAX_TEXT:,} bytes", str(source))
+        return path.read_bytes().decode("utf-8-sig"), str(source)
+    except UnicodeDecodeError:
+        raise SpecError("is not text (UTF-8)", str(source)) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        reason = getattr(error, "strerror", None) or "is not a path"
+        raise SpecError(f"cannot be read: {reason}", one_line(source, 120)) from None
+
+
+def parse_document(text: str, where: str) -> dict[str, Any]:
+    """JSON or TOML text -> dict; the first broken place is named."""
+    try:
+        found = json.loads(text) if text.lstrip()[:1] in ("{", "[") and not _looks_like_toml(text) else tomllib.loads(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"is no JSON: {error.msg} (line {error.lineno}, column {error.colno})", where) from None
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"is no TOML: {one_line(error)}", where) from None
+    except RecursionError:
+        raise SpecError("is nested too deeply", where) from None
+    if not isinstance(found, dict) or not found:
+        raise SpecError("holds no table" if found else "is empty", where)
+    return found
+
+
+def _looks_like_toml(text: str) -> bool:
+    first = text.lstrip().splitlines()[0].strip()
+    return first.startswith("[") and first.endswith("]") and first[1:2].isalpha()
+
+
+def estimate(spec: Source, *, catalog_files: tuple[str, ...] = ()) -> Estimate:
+    """One fully specified run -> `Estimate`; what `[strategy]` leaves open takes the documented default."""
+    return estimate_many([spec], catalog_files=catalog_files)[0]
+
+
+def estimate_many(specs: Iterable[Source], *, catalog_files: tuple[str, ...] = ()) -> list[Estimate]:
+    """The same answers as `estimate`, in order; specs that share model, cluster and training are one table."""
+    from .resolve import resolve
+    from .search.constraints import check_plan
+
+    runs = [resolve(load(s), catalog_files) for s in specs]
+    for run in runs:
+        check_plan(run.model, run.cluster, run.job, run.plan)
+    answers: list[Estimate | None] = [None] * len(runs)
+    for indices in _same_job(runs):
+        for i, answer in zip(indices, _estimate_group([runs[i] for i in indices]), strict=True):
+            answers[i] = answer
+    return [a for a in answers if a is not None]
+
+
+def _same_job(runs: Sequence[Run]) -> Iterator[list[int]]:
+    """Indices of runs that differ in their layout only."""
+    groups: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        model = run.spec.model if isinstance(run.spec.model, str) else json.dumps(run.spec.model, sort_keys=True, default=str)
+        key = f"{model}|{run.cluster!r}|{run.job!r}"
+        groups.setdefault(key, []).append(i)
+    yield from groups.values()
+
+
+def _estimate_group(runs: Sequence[Run]) -> list[Estimate]:
+    from .cost.estimate import evaluate
+    from .cost.table import PlanTable
+
+    first = runs[0]
+    table = evaluate(first.model, first.cluster, first.job, PlanTable.from_plans([r.plan for r in runs]))
+    return [table.row(i, r.filled, warnings=r.warnings, assumed=r.assumed) for i, r in enumerate(runs)]
+
+
+class Plans(Sequence["Estimate"]):
+    """The answer of `plan`: `Estimate`s, best first; empty where nothing fits.
+
+    `removed` {rule: plans that it removed}, `searched` how many plans were priced, `suggestion` the cheapest change that fits (None where
+    something does), `reasons` why the first one is first.
+    """
+
+    def __init__(self, ranking: Ranking, estimates: Sequence[Estimate], task: Task) -> None:
+        self._ranking, self._estimates, self._task = ranking, list(estimates), task
+        self.removed: dict[str, int] = dict(ranking.removed)
+        self.searched: int = ranking.searched
+        self.suggestion = ranking.suggestion
+        self.assumed = task.assumed
+        self.warnings = task.warnings
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._estimates[i]
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"plans": [estimate, ...], "removed", "searched", "suggestion", "assumed", "warnings"}."""
+        return {
+            "plans": [e.to_dict() for e in self._estimates],
+            "removed": self.removed,
+            "searched": self.searched,
+            "suggestion": self.suggestion,
+            "assumed": list(self.assumed),
+            "warnings": list(self.warnings),
+        }
+
+
+def plan(
+    spec: Source,
+    *,
+    top: int = 10,
+    objective: str = "time",
+    max_cost: float | None = None,
+    deadline_s: float | None = None,
+    max_gpus: int | None = None,
+    catalog_files: tuple[str, ...] = (),
+) -> Plans:
+    """The open fields of ``[strategy]`` searched, whole. `objective` is time, cost or memory; max_cost in US dollars, deadline in seconds."""
+    from .resolve import resolve_task
+    from .search.rank import SearchOptions, search
+
+    task = resolve_task(load(spec), catalog_files)
+    options = SearchOptions(top=top, objective=objective, max_cost=max_cost, deadline_s=deadline_s, max_gpus=max_gpus)
+    ranking = search(task.model, task.cluster, task.job, task.spec.strategy, options)
+    return Plans(ranking, _ranked(task, ranking), task)
+
+
+def _ranked(task: Task, ranking: Ranking) -> list[Estimate]:
+    from .cost.estimate import evaluate
+    from .resolve import filled_spec
+
+    if not len(ranking.plans):
+        return []
+    table = evaluate(task.model, task.cluster, task.job, ranking.plans)
+    said = ranking.reasons
+    rows = []
+    for i in range(len(table)):
+        spec = filled_spec(task.spec, task.cluster, task.job, table.plans.plan(i))
+        rows.append(table.row(i, spec, reasons=tuple(said[i]), warnings=task.warnings, assumed=task.assumed))
+    return rows
+
+
+def schedule(
+    name: str,
+    stages: int,
+    microbatches: int,
+    virtual_stages: int = 1,
+    forward: float = 1,
+    backward: float = 2,
+    weight: float = 0,
+    p2p: float = 0,
+    **more: Any,
+) -> Result:
+    """A pipeline schedule replayed (contract section 2). Costs are one rank's whole share of one microbatch; `backward` is the input gradient."""
+    from .schedules.replay import schedule as replay
+
+    return replay(name, stages, microbatches, virtual_stages, forward=forward, backward=backward, weight=weight, p2p=p2p, **more)
+
+
+def collective_time(kind: str, bytes: float, cluster: str | Mapping[str, Any], gpus: int, algorithm: str | None = None) -> float:
+    """Seconds of one collective; `bytes` is the whole message (contract section 2)."""
+    from .catalog.load import build_cluster
+    from .cost.collectives import collective_time as seconds
+
+    table = parse_cluster(cluster) if isinstance(cluster, str) else dict(cluster)
+    spec = validate({"model": "7B", "cluster": table}).cluster
+    return float(seconds(kind, bytes, build_cluster(spec), gpus, algorithm))
+
+
+__all__ = ["ClusterSection", "Plans", "TrainwrightError", "collective_time", "estimate", "estimate_many", "load", "plan", "schedule"]

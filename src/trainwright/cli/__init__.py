@@ -1,0 +1,102 @@
+"""The command line: parse, one call, show. No equation and no rule lives here.
+
+Every module of this folder that has a ``register(app)`` adds its command; adding a command is adding a file.
+Exit status: 0 done, 1 the answer is no, 2 the input is wrong (one line on stderr, never a traceback).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+
+import typer
+
+from ..errors import TrainwrightError, nearest, one_line
+
+UsageError = typer.BadParameter.__mro__[1]
+
+HELP = """Plan, explain, simulate and check distributed training of large language models.
+
+Examples:
+
+  trainwright plan llama-3.1-70b --on 64xH100 -o plan.toml
+
+  trainwright memory 7B --on 8xA100-80GB --zero 3
+
+  trainwright schedule 1f1b --stages 4 --microbatches 8
+"""
+
+
+def build() -> typer.Typer:
+    """The application with the commands of every module of this folder, in alphabetical order."""
+    app = typer.Typer(name="trainwright", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+    @app.callback(invoke_without_command=True)
+    def common(
+        context: typer.Context,
+        version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    ) -> None:
+        if version:
+            from .. import __version__
+
+            typer.echo(f"trainwright {__version__}")
+            raise typer.Exit
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    for module in sorted(m.name for m in iter_modules(__path__)):
+        register = getattr(import_module(f"{__name__}.{module}"), "register", None)
+        if register is not None:
+            register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command line and exits with its status."""
+    command = typer.main.get_command(build())
+    try:
+        status = command.main(args=arguments, prog_name="trainwright", standalone_mode=False)
+        sys.stdout.flush()
+    except UsageError as error:
+        _fail(_usage(error))
+    except TrainwrightError as error:
+        _fail(str(error))
+    except typer.Exit as error:
+        sys.exit(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader (head, less) has gone: nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        _fail(f"{error.filename or 'file'}: {error.strerror or error}")
+    except RecursionError:
+        _fail("the input is nested too deeply")
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage(error: Exception) -> str:
+    """One line for a wrong option or argument, with the nearest option or command there is."""
+    message = one_line(error.format_message()) if hasattr(error, "format_message") else one_line(error)
+    message = message.rstrip(".")
+    context = getattr(error, "ctx", None)
+    where = f"{context.command_path}: " if context is not None else ""
+    if "nearest" in message or "Did you mean" in message or "Possible options" in message or context is None:
+        return where + message
+    word = getattr(error, "option_name", None)
+    if word is None and message.startswith("No such command"):
+        near = nearest(message.split("'")[1] if "'" in message else message, getattr(context.command, "commands", {}))
+        return f"{where}{message} (nearest: {', '.join(near)})" if near else where + message
+    if word:
+        options = [o for p in context.command.params for o in p.opts]
+        near = nearest(word, options)
+        return f"{where}{message} (nearest: {', '.join(near)})" if near else where + message
+    return where + message
+
+
+def _fail(message: str) -> None:
+    print(f"trainwright: {message}" if not message.startswith("trainwright") else message, file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,137 @@
+"""Where answers go: a rich console for people, JSON for programs, files by temporary name and rename."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that colors only on a terminal; piped output is 120 columns wide unless COLUMNS says otherwise."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else 120
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout, nothing else."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], form: str, title: str = "") -> None:
+    """Rows of the same keys as ``table``, ``json``, ``csv`` or ``markdown``."""
+    if form == "json":
+        return print_json(list(rows))
+    columns = list(rows[0]) if rows else []
+    if form == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([{k: "" if v is None else v for k, v in r.items()} for r in rows])
+        sys.stdout.write(text.getvalue())
+    elif form == "markdown":
+        cells = [[_cell(r[c]).replace("|", "\\|") for c in columns] for r in rows]
+        lines = [columns, ["---"] * len(columns), *cells]
+        sys.stdout.write("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    else:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(title=title or None, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+        for c in columns:
+            numeric = all(isinstance(r[c], (int, float, type(None))) for r in rows)
+            table.add_column(c, justify="right" if numeric else "left", overflow="fold")
+        for r in rows:
+            table.add_row(*[_cell(r[c]) for c in columns])
+        console().print(table)
+    return None
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def table_format(json_: bool, csv_: bool, markdown: bool) -> str:
+    """The one form that was asked for; two at once is an error."""
+    asked = [name for name, on in (("json", json_), ("csv", csv_), ("markdown", markdown)) if on]
+    if len(asked) > 1:
+        raise SpecError(f"{' and '.join('--' + a for a in asked)} cannot both be", "output")
+    return asked[0] if asked else "table"
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Writes the whole file or nothing: to a temporary file beside it, then renamed over it."""
+    target = Path(path)
+    if target.is_dir():
+        raise SpecError("is a folder, a file is needed", str(target), [str(target / "plan.toml")])
+    folder = target.parent
+    if not folder.is_dir():
+        raise SpecError("the folder does not exist", str(folder))
+    try:
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
+    except OSError as error:
+        raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
+    return target
+
+
+def read_text(path: str, limit: int = 10_000_000) -> str:
+    """The text of a file, or of standard input for ``-``; at most `limit` bytes of UTF-8."""
+    if path == "-":
+        data = sys.stdin.buffer.read(limit + 1)
+    else:
+        target = Path(path)
+        if target.is_dir():
+            raise SpecError("is a folder, a file is needed", path)
+        try:
+            with target.open("rb") as f:
+                data = f.read(limit + 1)
+        except OSError as error:
+            raise SpecError(f"cannot be read: {error.strerror}", path) from None
+    if len(data) > limit:
+        raise SpecError(f"is larger than {limit:,} bytes", path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError("is not text (UTF-8)", path) from None
+
+
+def join(parts: Iterable[str]) -> str:
+    return "; ".join(p for p in parts if p)

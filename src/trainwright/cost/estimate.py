@@ -1,0 +1,225 @@
+"""One table of plans, everything about it: memory, traffic, time, money. `estimate` is this table with one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import ParallelPlan
+from .flops import conventions, flops
+from .memory import memory
+from .memory_table import PHASES, MemoryTable
+from .message import Message
+from .run_cost import RunCost, run_cost
+from .step import TimeTable, exact
+from .table import PlanTable
+from .traffic import traffic
+
+
+@dataclass(frozen=True)
+class EstimateTable:
+    """The columns of every equation for the same plans, in the same order."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: TrainingJob
+    plans: PlanTable
+    memory: MemoryTable
+    messages: list[Message]
+    time: TimeTable
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def row(self, i: int, spec: Mapping[str, Any], **said: tuple[str, ...]) -> Estimate:
+        """Plan i as an `Estimate`; `spec` is its run spec, filled; `said` are reasons, warnings, assumed."""
+        return Estimate(self, i, spec, **said)
+
+
+def evaluate(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plans: PlanTable) -> EstimateTable:
+    """Memory and the exact pass of time for every row."""
+    messages = traffic(model, cluster, job, plans)
+    return EstimateTable(
+        model, cluster, job, plans, memory(model, cluster, job, plans), messages, exact(model, cluster, job, plans, messages)
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One fully specified run, answered. `to_dict` is the JSON of the contract; everything else reads from the same columns.
+
+    Bytes are whole numbers, times seconds, money US dollars. Bandwidths, conventions and units as documented there.
+    """
+
+    table: EstimateTable
+    index: int
+    spec: Mapping[str, Any]
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.table.model
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.table.cluster
+
+    @property
+    def job(self) -> TrainingJob:
+        return self.table.job
+
+    @cached_property
+    def plan(self) -> ParallelPlan:
+        return self.table.plans.plan(self.index)
+
+    @property
+    def step_s(self) -> float:
+        return float(self.table.time.step_s[self.index])
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.table.memory.peak_bytes[self.index])
+
+    @property
+    def device_bytes(self) -> int:
+        return int(self.table.memory.device_bytes[self.index])
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.cluster.gpu.capacity_bytes
+
+    @property
+    def needed_bytes(self) -> float:
+        """Device memory and what the strategy says is reserved for something else."""
+        return self.device_bytes + self.plan.structure.reserved_gb * 1e9
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.capacity_bytes
+
+    @property
+    def verdict(self) -> str:
+        """``fits``, ``tight`` (only inside the memory margin) or ``no``."""
+        if not self.fits:
+            return "no"
+        return "fits" if self.needed_bytes <= self.capacity_bytes * (1 - self.cluster.memory_margin) else "tight"
+
+    @cached_property
+    def flops(self) -> Mapping[str, float]:
+        """{"model": forward + backward of the whole step, "hardware": with recomputation}, all GPUs together."""
+        found = flops(self.model, self.job, self.table.plans)
+        return {"model": float(found.model[self.index]), "hardware": float(found.hardware[self.index])}
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.job.tokens_per_step / self.step_s
+
+    @property
+    def peak_flops(self) -> float:
+        """Dense FLOP/s of the compute type on one GPU: the denominator of MFU."""
+        return self.cluster.gpu.peak(self.job.precision)
+
+    def _rate(self, flops_per_step: float) -> float:
+        return flops_per_step / self.step_s / self.plan.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs (causal attention counted as half) over the dense peak of the compute type."""
+        return self._rate(self.flops["model"]) / self.peak_flops
+
+    @property
+    def hfu(self) -> float:
+        return self._rate(self.flops["hardware"]) / self.peak_flops
+
+    def flops_convention(self, name: str) -> dict[str, float]:
+        """Another convention of FLOPs a step: ``megatron`` (arXiv:2104.04473 formula, recomputation included), ``palm`` (6N + 12LHQT), ``6N``."""
+        per_step = conventions(self.model, self.job, self.plan, name)
+        rate = self._rate(per_step)
+        return {"flops_per_step": per_step, "tflops_per_gpu": rate / 1e12, "mfu": rate / self.peak_flops}
+
+    @cached_property
+    def cost(self) -> RunCost:
+        """Days, GPU-hours, dollars, energy, checkpoints and goodput of the whole run."""
+        return run_cost(self.model, self.cluster, self.job, self.plan, self.step_s)
+
+    def memory_dict(self) -> dict[str, Any]:
+        m, i = self.table.memory, self.index
+        column = lambda c: int(c[i])  # noqa: E731
+        return {
+            "capacity_bytes": self.capacity_bytes,
+            "peak_bytes": self.peak_bytes,
+            "pipeline_rank": column(m.pipeline_rank),
+            "breakdown": {k: column(c) for k, c in m.breakdown.items()},
+            "states": {k: column(c) for k, c in m.states.items()},
+            "saved_bytes": column(m.saved_bytes),
+            "phases": {k: column(c) for k, c in m.phases.items()},
+            "peak_phase": PHASES[column(m.peak_phase)],
+            "peak_moment": m.moment(i),
+            "reserved_bytes": column(m.reserved_bytes),
+            "device_bytes": column(m.device_bytes),
+            "host_bytes_per_node": column(m.host_bytes_per_node),
+            "nvme_bytes_per_node": column(m.nvme_bytes_per_node),
+            "verdict": self.verdict,
+            "interval_80_bytes": [int(x) for x in memory_interval(m, i)],
+        }
+
+    def communication(self) -> list[dict[str, Any]]:
+        """Every collective of a step: group, kind, payload of the whole step, calls, seconds, exposed seconds."""
+        found: dict[tuple[str, str, str], dict[str, Any]] = {}
+        time, i = self.table.time, self.index
+        for k, message in enumerate(self.table.messages):
+            calls = int(message.calls[i])
+            if not calls:
+                continue
+            row = found.setdefault(
+                (message.axis, message.collective, message.what),
+                {"group": message.axis, "collective": message.collective, "what": message.what, "ranks": int(message.ranks[i])}
+                | {"bytes_per_rank": 0, "count": 0, "seconds": 0.0, "exposed_s": 0.0},
+            )
+            row["bytes_per_rank"] += int(message.bytes_per_call[i]) * calls
+            row["count"] += calls
+            row["seconds"] += float(time.message_seconds[k][i])
+            row["exposed_s"] += float(time.exposed_seconds[k][i])
+        return list(found.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON of the contract, section 4."""
+        time, i, gpus = self.table.time, self.index, self.plan.gpus
+        return {
+            "spec": dict(self.spec),
+            "fits": self.fits,
+            "gpus": gpus,
+            "parameters": {"total": self.model.parameters, "active": self.model.active_parameters},
+            "memory": self.memory_dict(),
+            "time": {
+                "step_s": self.step_s,
+                "breakdown": {k: float(c[i]) for k, c in time.breakdown.items()},
+                "interval_80_s": [float(time.low_s[i]), float(time.high_s[i])],
+            },
+            "communication": self.communication(),
+            "throughput": {
+                "tokens_per_s": self.tokens_per_s,
+                "tokens_per_s_per_gpu": self.tokens_per_s / gpus,
+                "model_tflops_per_gpu": self._rate(self.flops["model"]) / 1e12,
+                "mfu": self.mfu,
+                "hfu": self.hfu,
+            },
+            "run": self.cost.to_dict(),
+            "reasons": list(self.reasons),
+            "warnings": list(self.warnings),
+            "assumed": list(self.assumed),
+        }
+
+
+def memory_interval(table: MemoryTable, i: int) -> tuple[int, int]:
+    """[low, high] of the 80 % interval of device memory; engines put its ends into `extra`."""
+    low, high = table.extra.get("interval_low"), table.extra.get("interval_high")
+    device = int(table.device_bytes[i])
+    return (int(low[i]) if low is not None else device, int(high[i]) if high is not None else device)
