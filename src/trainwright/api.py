@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .cost.estimate import Estimate
     from .resolve import Run, Task
     from .schedules.replay import Result
-    from .search.rank import Ranking, SearchOptions
+    from .search.rank import Ranking
 
 Source = str | Path | Mapping[str, Any] | RunSpec
 MAX_TEXT = 10_000_000

@@ -97,7 +97,9 @@ def resolve_job(
     batch = t.global_batch_size
     if batch is None:
         batch = max(1, round(DEFAULT_BATCH_TOKENS / seq_len / replicas)) * replicas
-        assumed.append(f"global batch {batch:,} sequences ({batch * seq_len / 2**20:.3g} Mi tokens, the multiple of {replicas} nearest to 4 Mi)")
+        assumed.append(
+            f"global batch {batch:,} sequences ({batch * seq_len / 2**20:.3g} Mi tokens, the multiple of {replicas} nearest to 4 Mi)"
+        )
     wide = t.precision == "fp32"
     defaults = framework.defaults
     gradient = t.gradient_dtype or ("fp32" if wide else str(defaults.get("gradient_dtype", "fp32")))
@@ -166,17 +168,23 @@ def resolve_layout(s: StrategySection, cluster: ClusterSpec, framework: Framewor
     gpus = cluster.gpus
     model_parallel = tp * pp * cp
     if gpus % model_parallel:
-        raise SpecError(f"tp {tp} x pp {pp} x cp {cp} = {model_parallel} does not divide {gpus} GPUs", "strategy", _divisors_near(gpus, model_parallel))
+        raise SpecError(
+            f"tp {tp} x pp {pp} x cp {cp} = {model_parallel} does not divide {gpus} GPUs", "strategy", _divisors_near(gpus, model_parallel)
+        )
     dp = s.dp or _product(s.dp_replicate, s.dp_shard) or gpus // model_parallel
     if dp * model_parallel != gpus:
         raise SpecError(
-            f"dp {dp} x tp {tp} x pp {pp} x cp {cp} = {dp * model_parallel}, but the cluster has {gpus} GPUs", "strategy.dp", [gpus // model_parallel]
+            f"dp {dp} x tp {tp} x pp {pp} x cp {cp} = {dp * model_parallel}, but the cluster has {gpus} GPUs",
+            "strategy.dp",
+            [gpus // model_parallel],
         )
     virtual_stages = s.virtual_stages or 1
     structure = resolve_structure(s, framework, tp, virtual_stages)
     shards = s.dp_shard or (dp // s.dp_replicate if s.dp_replicate else (1 if structure.sharding == "none" else dp))
     if shards < 1 or dp % shards or (s.dp_replicate and s.dp_replicate * shards != dp):
-        raise SpecError(f"dp_replicate {s.dp_replicate or '?'} x dp_shard {shards} is not dp {dp}", "strategy.dp_shard", _divisors_near(dp, shards))
+        raise SpecError(
+            f"dp_replicate {s.dp_replicate or '?'} x dp_shard {shards} is not dp {dp}", "strategy.dp_shard", _divisors_near(dp, shards)
+        )
     return ParallelPlan(
         structure,
         dp_replicate=dp // shards,
@@ -214,7 +222,9 @@ def filled_spec(spec: RunSpec, cluster: ClusterSpec, job: TrainingJob, plan: Par
     s = plan.structure
     training = {k: _plain(v) for k, v in vars(job).items()}
     strategy = {k: _plain(v) for k, v in vars(s).items()}
-    strategy |= {k: getattr(plan, k) for k in ("dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "micro_batch_size")}
+    strategy |= {
+        k: getattr(plan, k) for k in ("dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "micro_batch_size")
+    }
     strategy["options"] = dict(s.options)
     if job.method == "full":
         for name in ("lora_rank", "lora_targets"):

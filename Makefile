@@ -1,0 +1,49 @@
+# Two commands matter: `make plan` (the main job) and `make test` (everything that CI runs).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: plan test lint docs wheel bench clean
+
+plan: $(VENV)/core
+	$(BIN)/trainwright plan llama-3.1-70b --on 64xH100 -o plan.toml
+
+test: $(VENV)/dev
+	$(MAKE) lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(MAKE) wheel
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/dev
+	$(BIN)/python docs/generate.py
+
+# What people install: built, installed alone into an empty environment, and asked once.
+wheel: $(VENV)/dev
+	rm -rf build/wheel && $(BIN)/python -m build --wheel --outdir build/wheel . > build.log 2>&1 || { cat build.log; exit 1; }
+	rm -f build.log && $(PYTHON) -m venv --clear build/wheel/venv
+	build/wheel/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build/wheel/*.whl
+	cd build/wheel && venv/bin/trainwright plan llama-3.1-8b --on 8xH100 --json > plan.json && venv/bin/python -c "import json; assert json.load(open('plan.json'))['plans']"
+
+bench: $(VENV)/dev
+	for f in benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$f || exit 1; done
+
+$(VENV)/bin/python:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed (PYTHON=python3.11 make ...)')"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/core
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,176 @@
+"""Answers for a terminal: tables, bars, sentences. Works without color, in 60 columns, and piped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..cost.memory_table import PHASES
+from ..units import format_bytes, format_count, format_seconds, format_usd
+from .rows import plan_row
+
+if TYPE_CHECKING:
+    from ..api import Plans
+    from ..cost.estimate import Estimate
+
+NARROW = 100
+FILLS = "█▓▒░▚▞▙▜"
+COLORS = ("blue", "cyan", "magenta", "yellow", "green", "red", "white", "bright_black")
+DROP_WHEN_NARROW = ("GPUs", "GBS", "Seq", "VP", "CP", "Schedule", "Offload", "TFLOP/s/GPU")
+
+
+def headline(e: Estimate) -> str:
+    m, c = e.model, e.cluster
+    active = "" if m.parameters == m.active_parameters else f", {format_count(m.active_parameters)} active"
+    gbps = c.network_bytes_per_s * 8 / 1e9
+    return (
+        f"{m.name} ({m.parameters:,} parameters{active}) on {c.gpus} x {c.gpu.id}: {c.nodes} node{'s' * (c.nodes > 1)} x {c.gpus_per_node}, "
+        f"{c.gpu.link or 'PCIe'} {c.gpu.link_bytes_per_s / 1e9:.0f} GB/s, network {gbps:.0f} Gb/s (per GPU and direction)"
+    )
+
+
+def plans_text(console: Console, plans: Plans, explain: bool = False) -> None:
+    """The ranked table, then the first plan explained; where nothing fits, what would."""
+    said(console, "assumed", plans.assumed)
+    said(console, "warning", plans.warnings)
+    removed = ", ".join(f"{n:,} {rule}" for rule, n in sorted(plans.removed.items(), key=lambda kv: -kv[1]) if n)
+    if not len(plans):
+        console.print(f"Nothing fits: {plans.searched:,} plans were priced. Removed: {removed or 'none'}.")
+        if plans.suggestion:
+            console.print(f"The cheapest change that fits: {plans.suggestion}")
+        return
+    best = plans[0]
+    console.print(headline(best))
+    console.print(f"{plans.searched:,} plans priced; removed: {removed or 'none'}.")
+    console.print(ranking_table(plans, console.width < NARROW))
+    console.print("[b]The first plan[/b]" if console.is_terminal else "The first plan")
+    for reason in best.reasons:
+        console.print(f"  - {reason}", markup=False)
+    estimate_text(console, best, explain=explain, head=False)
+
+
+def ranking_table(estimates: Iterable[Estimate], narrow: bool) -> Table:
+    rows = [plan_row(e) for e in estimates]
+    columns = [c for c in rows[0] if not (narrow and c in DROP_WHEN_NARROW)]
+    constant = {"Offload", "Schedule", "EP", "CP", "VP"}  # not worth a column where every plan says the same nothing
+    columns = [c for c in columns if c not in constant or {str(r[c]) for r in rows} - {"none", "-", "1"}]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for c in columns:
+        table.add_column(c, justify="left" if isinstance(rows[0][c], str) else "right", no_wrap=True)
+    for r in rows:
+        table.add_row(*["" if r[c] is None else f"{r[c]:,}" if isinstance(r[c], (int, float)) else str(r[c]) for c in columns])
+    return table
+
+
+def estimate_text(console: Console, e: Estimate, explain: bool = False, head: bool = True) -> None:
+    """One estimate, whole: verdict, memory, time, traffic, throughput, the run."""
+    if head:
+        console.print(headline(e))
+        said(console, "assumed", e.assumed)
+        said(console, "warning", e.warnings)
+    memory_text(console, e, explain=explain, head=False)
+    time_text(console, e, explain)
+    traffic = traffic_table(e)
+    if traffic.row_count:
+        console.print(traffic)
+    run_text(console, e)
+
+
+def memory_text(console: Console, e: Estimate, explain: bool = False, head: bool = True) -> None:
+    """Verdict, the bar of the peak, the phases; with `explain` every term."""
+    if head:
+        console.print(headline(e))
+        said(console, "assumed", e.assumed)
+        said(console, "warning", e.warnings)
+    m = e.memory_dict()
+    words = {"fits": "Fits", "tight": "Fits, but only inside the margin", "no": "Does not fit"}[m["verdict"]]
+    console.print(
+        f"\n{words}: {format_bytes(e.needed_bytes)} of {format_bytes(e.capacity_bytes)} on the fullest GPU (pipeline rank {m['pipeline_rank']}). "
+        f"Allocated {format_bytes(m['peak_bytes'] - m['breakdown']['framework'])}, reserved {format_bytes(m['reserved_bytes'])}, "
+        f"on the device {format_bytes(m['device_bytes'])}. Peak in {m['peak_phase']}"
+        + (f", {m['peak_moment']}." if m["peak_moment"] else ".")
+    )
+    bar(console, "memory at the peak", m["breakdown"], max(e.capacity_bytes, m["peak_bytes"]), format_bytes)
+    console.print("by phase (tensors): " + ", ".join(f"{p} {format_bytes(m['phases'][p])}" for p in PHASES))
+    host, nvme = m["host_bytes_per_node"], m["nvme_bytes_per_node"]
+    if host or nvme:
+        console.print(f"host memory a node {format_bytes(host)}" + (f", NVMe a node {format_bytes(nvme)}" if nvme else ""))
+    if explain:
+        rows = [(t.name, t.formula, t.numbers, format_bytes(t.bytes), t.source) for t in e.table.memory.terms(e.index)]
+        console.print(terms_table("memory, term by term", rows))
+
+
+def time_text(console: Console, e: Estimate, explain: bool = False) -> None:
+    low, high = e.to_dict()["time"]["interval_80_s"]
+    breakdown = {k: float(c[e.index]) for k, c in e.table.time.breakdown.items()}
+    console.print(
+        f"\nStep {format_seconds(e.step_s)} (80 % interval {format_seconds(low)} to {format_seconds(high)}); exposed seconds by part:"
+    )
+    bar(console, "step time", breakdown, e.step_s, format_seconds)
+    if explain:
+        rows = [(t.name, t.formula, t.numbers, format_seconds(t.seconds), t.source) for t in e.table.time.terms(e.index)]
+        console.print(terms_table("time, term by term", rows))
+
+
+def traffic_table(e: Estimate) -> Table:
+    table = Table(title="communication of a step (payload per rank)", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("axis", "ranks", "collective", "what", "calls", "payload", "seconds", "exposed"):
+        table.add_column(name, justify="left" if name in ("axis", "collective", "what") else "right", overflow="fold")
+    for c in e.communication():
+        cells = (c["group"], f"{c['ranks']:,}", c["collective"], c["what"], f"{c['count']:,}", format_bytes(c["bytes_per_rank"]))
+        table.add_row(*cells, format_seconds(c["seconds"]), format_seconds(c["exposed_s"]))
+    return table
+
+
+def run_text(console: Console, e: Estimate) -> None:
+    rate = e.tokens_per_s
+    console.print(
+        f"Throughput {rate:,.0f} tokens/s, {rate / e.plan.gpus:,.0f} per GPU; {e.flops['model'] / e.step_s / e.plan.gpus / 1e12:,.0f} TFLOP/s per GPU. "
+        f"MFU {e.mfu:.1%}, HFU {e.hfu:.1%} (model FLOPs with causal attention as half of the square, over the dense {e.job.precision} peak; "
+        "HFU adds recomputation)."
+    )
+    c = e.cost
+    if c.days is not None:
+        money = "" if c.usd is None else f", {format_usd(c.usd)} ({c.price_source})"
+        energy = "" if c.energy_mwh is None else f", {c.energy_mwh:,.3g} MWh"
+        console.print(f"The run: {c.days:,.1f} days, {c.gpu_hours:,.0f} GPU-hours{money}{energy}, goodput {c.goodput:.1%}.")
+
+
+def bar(console: Console, title: str, parts: Mapping[str, float], total: float, show: object) -> None:
+    """Parts of a total as one bar and a legend; told apart by fill and letter, not by color alone."""
+    width = max(20, min(console.width - 2, 110))
+    shown = [(k, v) for k, v in parts.items() if v > 0]
+    line, legend = Text(), Text()
+    used = 0
+    for n, (name, value) in enumerate(shown):
+        cells = round(width * value / total) if total else 0
+        cells = max(0, min(cells, width - used))
+        style = COLORS[n % len(COLORS)]
+        line.append(FILLS[n % len(FILLS)] * cells, style=style)
+        used += cells
+        if n:
+            legend.append("  ")
+        legend.append(FILLS[n % len(FILLS)], style=style)
+        legend.append(f" {name.replace('_', ' ')} {show(value)} ({value / total:.0%})" if total else name)  # type: ignore[operator]
+    line.append("·" * (width - used), style="dim")
+    console.print(line)
+    console.print(legend)
+
+
+def terms_table(title: str, rows: Sequence[tuple[str, str, str, str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("term", "formula", "numbers", "value", "source"):
+        table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(c) for c in row])
+    return table
+
+
+def said(console: Console, what: str, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(f"{what}: {line}", markup=False)
