@@ -1,0 +1,146 @@
+"""The run spec is checked at the door: what is accepted is meant, what is refused is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainwright as tw
+from trainwright.spec.run import MAX_GPUS, ClusterSection, StrategySection, TrainingSection, parse_cluster, split_nodes, validate
+
+MINIMAL = {"model": "llama-3.1-8b", "cluster": "8xH100"}
+
+
+def test_the_shorthand_means_nodes_of_eight() -> None:
+    spec = validate({"model": "7B", "cluster": "64xH100"})
+    assert (spec.cluster.nodes, spec.cluster.gpus_per_node, spec.cluster.gpu) == (8, 8, "H100")
+
+
+def test_a_prime_number_of_gpus_is_that_many_nodes() -> None:
+    assert split_nodes(7) == {"nodes": 1, "gpus_per_node": 7}
+    assert split_nodes(13) == {"nodes": 13, "gpus_per_node": 1}
+
+
+@given(st.integers(1, MAX_GPUS))
+def test_nodes_times_gpus_is_what_was_asked_for(total: int) -> None:
+    split = split_nodes(total)
+    assert split["nodes"] * split["gpus_per_node"] == total
+    assert split["gpus_per_node"] <= 8
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("fsdp", "zero3"), ("ddp", "none"), ("hsdp", "zero3"), (3, "zero3"), ("0", "none"), ("ZeRO1", "zero1")]
+)
+def test_sharding_has_aliases(word: Any, meant: str) -> None:
+    assert validate({**MINIMAL, "strategy": {"sharding": word}}).strategy.sharding == meant
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"foo": 1}, "unknown key 'foo'"),
+        ({"strategy": {"shardin": "fsdp"}}, r"strategy: unknown key 'shardin' \(nearest: sharding"),
+        ({"strategy": {"tensor_parallel": 8}}, "unknown key 'tensor_parallel'"),
+        ({"strategy": {"tp": 0}}, "strategy.tp: 0"),
+        ({"strategy": {"tp": -8}}, "strategy.tp: -8"),
+        ({"strategy": {"tp": 2.5}}, "strategy.tp: 2.5"),
+        ({"strategy": {"tp": True}}, "strategy.tp: True"),
+        ({"strategy": {"tp": 10**12}}, "strategy.tp"),
+        ({"strategy": {"schedule": "1fb1"}}, "nearest: 1f1b"),
+        ({"strategy": {"framework_date": "2025-13"}}, "strategy.framework_date"),
+        ({"training": {"precision": "bf61"}}, r"training.precision: 'bf61' .*nearest: bf16"),
+        ({"training": {"tokens": float("nan")}}, "training.tokens"),
+        ({"training": {"tokens": float("inf")}}, "training.tokens"),
+        ({"training": {"seq_len": "long"}}, "training.seq_len"),
+        ({"cluster": {"nodes": 8}}, "cluster.gpu: is missing"),
+        ({"cluster": "H100"}, "is not a number of GPUs"),
+        ({"cluster": "0xH100"}, "0 GPUs"),
+        ({"cluster": "99999999999xH100"}, "GPUs are not between"),
+        ({"cluster": []}, "cluster"),
+        ({"model": 7}, "model"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(tw.SpecError, match=line) as caught:
+        validate({**MINIMAL, **change})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(tw.SpecError, match="model: is missing"):
+        validate({"cluster": "8xH100"})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["model", "cluster", "training", "strategy", "x"]), json_values, max_size=5))
+def test_any_document_is_a_spec_or_one_line(document: dict[str, Any]) -> None:
+    try:
+        validate(document)
+    except tw.SpecError as error:
+        assert "\n" not in str(error)
+
+
+@given(st.sampled_from([ClusterSection, TrainingSection, StrategySection]), st.data(), json_values)
+def test_any_value_of_any_key_is_taken_or_one_line(section: Any, data: Any, value: Any) -> None:
+    key = data.draw(st.sampled_from(sorted(section.model_fields)))
+    name = {ClusterSection: "cluster", TrainingSection: "training", StrategySection: "strategy"}[section]
+    document = {**MINIMAL, name: {"gpu": "h100", key: value} if name == "cluster" else {key: value}}
+    try:
+        validate(document)
+    except tw.SpecError as error:
+        assert "\n" not in str(error)
+
+
+def test_text_and_dict_and_path_say_the_same(tmp_path: Any) -> None:
+    toml = 'model = "llama-3.1-8b"\ncluster = "8xH100"\n[strategy]\ntp = 2\n'
+    path = tmp_path / "run.toml"
+    path.write_text(toml)
+    wanted = tw.load({**MINIMAL, "strategy": {"tp": 2}})
+    assert tw.load(toml) == wanted
+    assert tw.load(path) == wanted
+    assert tw.load(str(path)) == wanted
+    assert tw.load('{"model": "llama-3.1-8b", "cluster": "8xH100", "strategy": {"tp": 2}}') == wanted
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "is empty"),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"{", "is no JSON"),
+        (b"model = ", "is no TOML"),
+        (b"[[[[", "is no"),
+        (b"[1, 2]", "holds no table|is no TOML"),
+        (b"[" * 100_000, "nested|is no"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Any, content: bytes, line: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(tw.SpecError, match=line) as caught:
+        tw.load(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_folder_or_nothing_is_no_run_spec(tmp_path: Any) -> None:
+    with pytest.raises(tw.SpecError, match="is a folder"):
+        tw.load(tmp_path)
+    with pytest.raises(tw.SpecError, match="cannot be read"):
+        tw.load(tmp_path / "none.toml")
+    with pytest.raises(tw.SpecError):
+        tw.load("\0")
+
+
+def test_parse_cluster_reads_what_people_write() -> None:
+    assert parse_cluster("8xA100-40GB")["gpu"] == "A100-40GB"
+    assert parse_cluster("8 x H100")["gpu"] == "H100"
