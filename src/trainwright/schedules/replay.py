@@ -1,0 +1,195 @@
+"""Replays action lists with costs: `schedule` is the library's call, `replay` takes full costs, `replay_costs` is the
+planner's quick pass, `in_flight` its memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..errors import SpecError
+from . import SCHEDULES
+from .actions import ActionTable, Schedule
+from .collectives import with_collectives
+from .costs import Cost, Costs, row_seconds, whole_share
+from .graph import Nodes, Order, compile_nodes, order_nodes, sweep
+from .timeline import CAUSES, Timeline, peaks
+
+
+def schedule(
+    name: str | Schedule | ActionTable,
+    stages: int = 4,
+    microbatches: int = 8,
+    virtual_stages: int | None = None,
+    forward: Cost = 1,
+    backward: Cost = 2,
+    weight: Cost = 0,
+    p2p: float = 0,
+    **more: object,
+) -> Timeline:
+    """A schedule replayed. `stages` is the number of pipeline ranks, `virtual_stages` the chunks on each (None: the
+    schedule's own least).
+
+    `forward`, `backward` (input gradient) and `weight` (weight gradient) are one rank's whole share of one
+    microbatch: a number, one a rank, one a chunk [stages * virtual_stages], or one a chunk and microbatch; `p2p` is a
+    one-way latency. `more` are further fields of `Costs` (recompute, overlap, blocking, reduce, gather, slowdown,
+    ...), recompute, reduce and gather in whole shares too. Raises `SpecError` for what the schedule cannot do, with
+    the rule, and for costs that make no sense.
+    """
+    if isinstance(name, ActionTable):
+        table, copies = name, 2 if name.placement.streams == 2 else 1
+    else:
+        entry = name if isinstance(name, Schedule) else SCHEDULES.get_or_raise(name, "schedule")
+        table, copies = entry.table(stages, microbatches, virtual_stages), entry.weight_copies
+    unknown = sorted(set(more) - set(Costs.__dataclass_fields__))
+    if unknown:
+        raise SpecError(f"unknown cost {unknown[0]!r}", "schedule", sorted(Costs.__dataclass_fields__))
+    place = table.placement
+    shares = {"forward": forward, "backward": backward, "weight": weight}
+    shares |= {k: more.pop(k) for k in ("recompute", "reduce", "gather") if k in more}  # type: ignore[misc]
+    chunks = {k: whole_share(v, place, k) for k, v in shares.items()}
+    return replay(table, Costs(**chunks, latency=p2p, **more), copies)  # type: ignore[arg-type]
+
+
+def replay(table: ActionTable, costs: Costs, weight_copies: int = 1) -> Timeline:
+    """Runs every rank's list as early as its order and the messages allow. Costs are those of chunks (see `Costs`).
+    Raises `SpecError` for lists that cannot run.
+    """
+    return run(compile_nodes(table), costs.checked(table.placement), weight_copies)
+
+
+def run(nodes: Nodes, costs: Costs, weight_copies: int = 1, order: Order | None = None) -> Timeline:
+    """`replay` for a compiled table and checked costs."""
+    busy, _ = node_seconds(nodes, costs)
+    message, delays, length = costs.message_seconds, None, busy
+    if message and costs.blocking:
+        length = busy + message * sends(nodes)
+    elif message:
+        delays = nodes.remote * message
+    if np.any(costs.gather) or np.any(costs.reduce):
+        start, end, collectives = with_collectives(nodes, costs, length, delays)
+    else:
+        order = order or order_nodes(nodes.first, nodes.needs, nodes.table, nodes.row)
+        end = sweep(order, length, delays)
+        start, collectives = end - length, ()
+    return Timeline(nodes, costs, start, end, busy, delays, collectives, weight_copies)
+
+
+def node_seconds(nodes: Nodes, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of every node and the recomputation among them."""
+    seconds, again = row_seconds(nodes.table, costs)
+    if (nodes.second < 0).all():
+        return seconds[nodes.row], again[nodes.row]
+    pair = nodes.second >= 0
+    one, other = seconds[nodes.row], np.where(pair, seconds[nodes.second], 0.0)
+    # a pair is never quicker than its longer half
+    total = np.where(pair, np.maximum((one + other) * costs.overlap, np.maximum(one, other)), one)
+    return total, again[nodes.row] + np.where(pair, again[nodes.second], 0.0)
+
+
+def sends(nodes: Nodes) -> np.ndarray:
+    """Messages that each node sends to other ranks, int [nodes]."""
+    return np.bincount(nodes.needs[nodes.remote], minlength=len(nodes) + 1)[: len(nodes)]
+
+
+def idle_by_cause(timeline: Timeline) -> dict[str, float]:
+    """See `Timeline.idle_by_cause`: replays without what is blamed, one thing at a time."""
+    nodes, costs, ranks = timeline.nodes, timeline.costs, timeline.stages
+    order = order_nodes(nodes.first, nodes.needs, nodes.table, nodes.row)
+    group = nodes.table.kind[nodes.row] + np.where(nodes.second >= 0, 8, 0)
+    mean = np.bincount(group, weights=timeline.busy) / np.maximum(np.bincount(group), 1)
+    level = mean[group]
+    message = sends(nodes) * costs.message_seconds if costs.blocking else 0.0
+    bare = sweep(order, level, None)
+    late = sweep(order, level + message, timeline.delays)
+    real = sweep(order, timeline.busy + message, timeline.delays)
+    out = dict.fromkeys(CAUSES, 0.0)
+    first, last = nodes.first[:-1], nodes.first[1:] - 1
+    out["ramp"] = float((bare[first] - level[first]).sum())
+    out["flush"] = float((bare.max() - bare[last]).sum())
+    out["dependency"] = ranks * float(bare.max()) - float(level.sum()) - out["ramp"] - out["flush"]
+    out["latency"] = ranks * float(late.max() - bare.max())
+    out["imbalance"] = ranks * float(real.max() - late.max())
+    out["collective"] = ranks * (timeline.makespan - float(real.max()))
+    return out
+
+
+@dataclass(frozen=True)
+class Quick:
+    """What the planner needs of a replay. With a batch of costs every number is an array over the batch."""
+
+    makespan: float | np.ndarray
+    busy_per_rank: np.ndarray
+    idle_per_rank: np.ndarray
+    peak_per_rank: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def compiled(name: str, stages: int, microbatches: int, virtual_stages: int | None) -> tuple[Nodes, Order]:
+    """A schedule's dependency graph and the order to sweep it in; kept, because a planner asks again and again."""
+    nodes = compile_nodes(SCHEDULES.get_or_raise(name, "schedule").table(stages, microbatches, virtual_stages))
+    return nodes, order_nodes(nodes.first, nodes.needs, nodes.table, nodes.row)
+
+
+@lru_cache(maxsize=4096)
+def _peaks(name: str, stages: int, microbatches: int, virtual_stages: int) -> np.ndarray:
+    table = SCHEDULES.get_or_raise(name, "schedule").table(stages, microbatches, virtual_stages)
+    return peaks(table, np.full(table.placement.stages, 1.0 / virtual_stages))
+
+
+def replay_costs(
+    name: str,
+    stages: int,
+    microbatches: int,
+    virtual_stages: int | None,
+    forward: Cost,
+    backward: Cost,
+    weight: Cost = 0.0,
+    p2p_seconds: float = 0.0,
+    overlap: float = 1.0,
+    blocking: bool = False,
+) -> Quick:
+    """Makespan, busy and idle seconds and peak activations by rank; costs are those of a chunk (a number or [stages *
+    virtual_stages]); quick when asked again with other costs.
+
+    The peak is in units of one rank's whole activations of one microbatch.
+    """
+    nodes, order = compiled(name, stages, microbatches, virtual_stages)
+    costs = Costs(forward, backward, weight, latency=p2p_seconds, overlap=overlap, blocking=blocking).checked(
+        nodes.table.placement
+    )
+    busy, _ = node_seconds(nodes, costs)
+    length = busy + p2p_seconds * sends(nodes) if blocking and p2p_seconds else busy
+    delays = nodes.remote * p2p_seconds if p2p_seconds and not blocking else None
+    makespan = float(sweep(order, length, delays).max())
+    by_rank = np.bincount(nodes.rank, weights=busy, minlength=stages)
+    held = _peaks(nodes.table.name, stages, microbatches, nodes.table.placement.chunks)
+    return Quick(makespan, by_rank, makespan - by_rank, held)
+
+
+def in_flight(
+    name: str, stages: object, virtual_stages: object, microbatches: object, rank: object = None
+) -> np.ndarray:
+    """Peak activations on `rank` (None: the most over the ranks), in units of one rank's whole activations of one
+    microbatch, over arrays that broadcast.
+
+    A closed form where the schedule has one, else counted once for each different (stages, virtual stages,
+    microbatches).
+    """
+    entry = SCHEDULES.get_or_raise(name, "schedule")
+    p, v, m = (np.asarray(x, dtype=np.int64) for x in (stages, virtual_stages, microbatches))
+    if entry.in_flight is not None:
+        return np.asarray(entry.in_flight(p, m, v, 0 if rank is None else np.asarray(rank)), dtype=float)
+    p, v, m, r = np.broadcast_arrays(p, v, m, -1 if rank is None else np.asarray(rank))
+    m = np.where(
+        m > entry.reach * p, entry.reach * p + m % p, m
+    )  # beyond, more microbatches only lengthen the steady state
+    keys, where = np.unique(np.stack([p.ravel(), m.ravel(), v.ravel(), r.ravel()], axis=1), axis=0, return_inverse=True)
+    values = [_peaks(entry.name, *map(int, k[:3])) for k in keys]
+    found = np.array([h.max() if k[3] < 0 else h[k[3]] for h, k in zip(values, keys)])
+    return found[where.ravel()].reshape(p.shape)
+
+
+__all__ = ["Quick", "Timeline", "compiled", "in_flight", "replay", "replay_costs", "run", "schedule"]
