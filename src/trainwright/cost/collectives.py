@@ -1,0 +1,244 @@
+"""What a collective costs in seconds, from its size, the group and the topology.
+
+A group of n ranks that are `stride` apart is cut by the scale-up domains of the cluster into k domains of g members. Bandwidth inside a domain is
+that of the link, between domains that of the members' own NICs (other groups that run at the same time use the other NICs).
+
+    algorithm     bytes that one GPU (or one domain, between domains) sends for a message S
+    ring          all-reduce 2 (n-1)/n S, others (n-1)/n S, over the slower of link and the domain's NICs
+    tree          double binary tree of domains (all-reduce): S for two, 3/2 S for three, 2 S for more; a chain of 2 S inside
+    nvls          the switch reduces: S (1 + 1/n) each way
+    nvls-tree     nvls inside, tree between
+    hierarchical  reduce-scatter inside, all-reduce between, all-gather inside
+    pairwise      all-to-all: (g-1)/n S over the link at the same time as (n-g)/n S over the NIC; send_recv: S
+
+Each takes start + steps x hop + bytes / rate x (1 + (half / S)^power); without a given algorithm the fastest one that the hardware has is taken, as
+NCCL's tuner does. Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL src/graph/tuning.cc (latencies), constants: ``links.toml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..catalog.links import ScaleOutLink, ScaleUpLink, pcie_link, scaleout_link, scaleup_link
+from ..errors import SpecError, unknown
+from ..spec.cluster import ClusterSpec
+from .table import Column
+
+# Every channel of a ring between domains owns a NIC on its way; NCCL's topology search finds no more than this many.
+MAX_NETWORK_CHANNELS = 8
+# NCCL's tree is a chain inside a domain; its tuner leaves it alone where the chain is a rack long.
+LONGEST_CHAIN = 16
+# With fewer GPUs a ring is as fast as in-network reduction, and NCCL does not offer it.
+SMALLEST_NVLS = 5
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Columns of one call: message S, ranks n, members g of a domain, domains k; rates in bytes/s."""
+
+    size: Column
+    n: Column
+    g: Column
+    k: Column
+    link: ScaleUpLink
+    net: ScaleOutLink
+    link_rate: Column
+    nic_rate: float
+    several_hosts: bool  # a domain spans hosts (a rack)
+    bridged: Column  # nodes of several domains that PCIe joins: 1 where the group crosses PCIe
+
+    @property
+    def many(self) -> Column:
+        return self.k > 1
+
+    def domain_nics(self, share: float) -> Column:
+        """Bytes/s out of a domain through the NICs of its members; infinite inside one domain."""
+        return np.where(self.many, np.minimum(self.g, MAX_NETWORK_CHANNELS) * self.nic_rate * share, np.inf)
+
+    def ramp(self, half: float, power: float) -> Column:
+        """1 + (half / S)^power: how much longer than at full rate."""
+        return 1 + (half / np.maximum(self.size, 1)) ** power
+
+    def ring_hops(self, rounds: int) -> Column:
+        """Seconds of hops for `rounds` trips around the ring; every domain is entered once a trip."""
+        far = np.where(self.many, self.k - 1, 0)
+        return rounds * ((self.n - 1 - far) * self.link.hop_s + far * self.net.hop_s)
+
+
+def _ring(c: _Group, rounds: int) -> Column:
+    rate = np.minimum(c.link_rate * c.link.ring, c.domain_nics(c.net.ring))
+    half = np.where(c.many, np.maximum(c.link.half_bytes, c.net.half_bytes), c.link.half_bytes)
+    power = np.where(c.many, c.net.power, c.link.power)
+    wire = rounds * (c.n - 1) / c.n * c.size / rate
+    return c.link.start_s + c.ring_hops(rounds) + wire * (1 + (half / np.maximum(c.size, 1)) ** power)
+
+
+def _tree_load(k: Column) -> Column:
+    """Messages S that the busiest domain of a double binary tree of k sends, up and down: 1 for two, 3/2 for three, 2 for more."""
+    return np.select([k <= 1, k == 2, k == 3], [0.0, 1.0, 1.5], 2.0)
+
+
+def _tree_hops(c: _Group) -> Column:
+    return 2 * ((c.g - 1) * c.link.hop_s + np.ceil(np.log2(np.maximum(c.k, 1))) * c.net.hop_s)
+
+
+def _tree(c: _Group) -> Column:
+    """All-reduce: up and down; the chain inside a domain carries S each way, the tree's edges run both ways at once."""
+    inside = np.where(c.g > 1, 2 * c.size / (c.link_rate * c.link.ring), 0.0)
+    between = _tree_load(c.k) * c.size / c.domain_nics(c.net.tree)
+    half = np.where(c.many, c.net.half_bytes, c.link.half_bytes)
+    power = np.where(c.many, c.net.power, c.link.power)
+    return c.link.start_s + _tree_hops(c) + np.maximum(inside, between) * (1 + (half / np.maximum(c.size, 1)) ** power)
+
+
+def _nvls_wire(c: _Group) -> Column:
+    share = max(c.link.in_network, 1e-9)
+    return c.size * (1 + 1 / c.g) / (c.link_rate * share) * c.ramp(c.link.in_network_half_bytes, c.link.in_network_power)
+
+
+def _nvls(c: _Group) -> Column:
+    return c.link.in_network_start_s + _nvls_wire(c)
+
+
+def _nvls_tree(c: _Group) -> Column:
+    between = _tree_load(c.k) * c.size / c.domain_nics(c.net.in_network_tree) * c.ramp(c.net.half_bytes, c.net.power)
+    hops = 2 * np.ceil(np.log2(np.maximum(c.k, 1))) * c.net.hop_s
+    return c.link.in_network_start_s + hops + np.maximum(_nvls_wire(c), between)
+
+
+def _hierarchical(c: _Group) -> Column:
+    inside = 2 * (c.g - 1) / c.g * c.size / (c.link_rate * c.link.ring) * c.ramp(c.link.half_bytes, c.link.power)
+    between = np.where(c.many, 2 * (c.k - 1) / c.k * c.size / c.domain_nics(c.net.ring) * c.ramp(c.net.half_bytes, c.net.power), 0.0)
+    hops = 2 * ((c.g - 1) * c.link.hop_s + np.where(c.many, (c.k - 1) * c.net.hop_s, 0.0))
+    return 2 * c.link.start_s + hops + inside + between
+
+
+def _broadcast_tree(c: _Group) -> Column:
+    rate = np.minimum(c.link_rate * c.link.ring, c.domain_nics(c.net.tree))
+    return c.link.start_s + _tree_hops(c) / 2 + c.size / rate * c.ramp(c.link.half_bytes, c.link.power)
+
+
+def _broadcast_ring(c: _Group) -> Column:
+    rate = np.minimum(c.link_rate * c.link.ring, c.domain_nics(c.net.ring))
+    return c.link.start_s + c.ring_hops(1) + c.size / rate * c.ramp(c.link.half_bytes, c.link.power)
+
+
+def _all_to_all(c: _Group) -> Column:
+    near = (c.g - 1) / c.n * c.size / (c.link_rate * c.link.exchange)
+    far = np.where(c.many, (c.n - c.g) / c.n * c.size / (c.nic_rate * c.net.exchange), 0.0)
+    hops = np.where(c.many, c.net.hop_s, c.link.hop_s) + c.link.hop_s * (c.n - 1)
+    return c.link.start_s + hops + np.maximum(near, far) * c.ramp(c.link.half_bytes, c.link.power)
+
+
+def _pair(c: _Group) -> Column:
+    """One send and its receive; where members stand in several domains the slowest pair crosses the network."""
+    rate = np.where(c.many, c.nic_rate * c.net.exchange, c.link_rate * c.link.pair)
+    return c.link.start_s + np.where(c.many, c.net.hop_s, c.link.hop_s) + c.size / rate * c.ramp(c.link.half_bytes, c.link.power)
+
+
+ALGORITHMS: dict[str, dict[str, Callable[[_Group], Column]]] = {
+    "all_reduce": {
+        "ring": lambda c: _ring(c, 2),
+        "tree": _tree,
+        "nvls": _nvls,
+        "nvls-tree": _nvls_tree,
+        "hierarchical": _hierarchical,
+    },
+    "all_gather": {"ring": lambda c: _ring(c, 1)},
+    "reduce_scatter": {"ring": lambda c: _ring(c, 1)},
+    "broadcast": {"ring": _broadcast_ring, "tree": _broadcast_tree},
+    "all_to_all": {"pairwise": _all_to_all},
+    "send_recv": {"pairwise": _pair},
+}
+
+
+def _available(name: str, c: _Group) -> Column:
+    """Where the hardware can run an algorithm at all."""
+    if name == "nvls":
+        return ~c.many & (c.n >= SMALLEST_NVLS) & bool(c.link.in_network)
+    if name == "nvls-tree":
+        return c.many & (c.g > 1) & bool(c.link.in_network) & (not c.several_hosts)
+    return np.ones(c.n.shape, dtype=bool)
+
+
+def _considered(name: str, c: _Group) -> Column:
+    """What the library takes by itself."""
+    if name == "hierarchical":
+        return np.zeros(c.n.shape, dtype=bool)
+    if name == "tree":
+        return c.g <= LONGEST_CHAIN
+    return np.ones(c.n.shape, dtype=bool)
+
+
+def collective_seconds(
+    kind: str,
+    bytes: ArrayLike,
+    cluster: ClusterSpec,
+    ranks: ArrayLike,
+    stride: ArrayLike = 1,
+    algorithm: str | None = None,
+) -> Column:
+    """Seconds of a collective, for columns of whole-message bytes, group sizes and distances of members in global ranks (broadcast together).
+
+    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. A group of one costs nothing. `algorithm` fixes what is
+    otherwise the fastest; raises `SpecError` for an unknown kind or algorithm, or one that the hardware does not have for some group.
+    """
+    if kind not in ALGORITHMS:
+        raise unknown("collective", kind, ALGORITHMS, "kind")
+    choices = ALGORITHMS[kind]
+    if algorithm is not None and algorithm not in choices:
+        raise unknown(f"algorithm of {kind}", algorithm, choices, "algorithm")
+    group = _group(np.asarray(bytes, dtype=np.float64), cluster, np.asarray(ranks), np.asarray(stride))
+    if algorithm is not None:
+        lacks = (group.n > 1) & ~_available(algorithm, group)
+        if lacks.any():
+            n = int(np.broadcast_to(group.n, lacks.shape)[lacks][0])
+            can = [name for name in choices if _available(name, group).all()]
+            raise SpecError(f"{n} x {cluster.gpu.id} cannot run {algorithm}", "algorithm", can)
+        best = choices[algorithm](group)
+    else:
+        best = np.full(np.broadcast(group.size, group.n).shape, np.inf)
+        for name, seconds in choices.items():
+            usable = _available(name, group) & _considered(name, group)
+            if usable.any():
+                best = np.where(usable, np.minimum(best, seconds(group)), best)
+    return np.where((group.n > 1) & (group.size > 0), best, 0.0)
+
+
+def collective_time(kind: str, bytes: float, cluster: ClusterSpec, gpus: int, algorithm: str | None = None) -> float:
+    """Seconds of one collective among the first `gpus` GPUs of the cluster; `bytes` is the whole message as for `collective_seconds`."""
+    if not 1 <= gpus <= cluster.gpus:
+        raise SpecError(f"{gpus} GPUs are not between 1 and the cluster's {cluster.gpus}", "gpus", [str(min(max(gpus, 1), cluster.gpus))])
+    if not 0 <= bytes < float("inf"):
+        raise SpecError(f"{bytes} bytes are no size", "bytes")
+    return float(collective_seconds(kind, float(bytes), cluster, gpus, 1, algorithm))
+
+
+def _group(size: Column, cluster: ClusterSpec, ranks: Column, stride: Column) -> _Group:
+    size, ranks, stride = np.broadcast_arrays(size, ranks, stride)
+    n = np.maximum(ranks, 1).astype(np.float64)
+    gpu = cluster.gpu
+    domain = max(1, cluster.scaleup_gpus)
+    g = np.clip(domain // np.maximum(stride, 1), 1, None).astype(np.float64)
+    g = np.minimum(g, n)
+    k = np.ceil(n / g)
+    nominal = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
+    pair = gpu.link_pair_bytes_per_s or nominal
+    # links that join pairs directly add up: n ranks use n - 1 of them
+    rate = np.minimum(nominal, pair * np.maximum(g - 1, 1)) if gpu.link_bytes_per_s else np.full(n.shape, nominal)
+    return _Group(
+        size=np.maximum(size, 0),
+        n=n,
+        g=g,
+        k=k,
+        link=scaleup_link(gpu),
+        net=scaleout_link(cluster),
+        link_rate=rate,
+        nic_rate=cluster.network_bytes_per_s,
+        several_hosts=domain > cluster.gpus_per_node,
+        bridged=np.zeros(n.shape),
+    )
