@@ -1,4 +1,5 @@
-"""What links deliver of their nominal rate, from ``links.toml``: one row a kind of link, with the physical meaning and the source of each constant."""
+"""What links deliver of their nominal rate, from ``links.toml``: one row a kind of link, with the physical meaning and the source of each
+constant."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from ..spec.cluster import ClusterSpec, GpuSpec
 class ScaleUpLink:
     """A link between the GPUs of one node or rack.
 
-    Shares are of the nominal one-way rate of a GPU: `ring` what every hop of a ring moves, `in_network` the traffic of a GPU while the switch
-    reduces (NVLS; 0 = the switch cannot), `pair` one send and receive, `exchange` an all-to-all. A collective starts after `start_s` and takes
-    `hop_s` a step; its transfer takes bytes / rate x (1 + (half_bytes / bytes)^power), so at `half_bytes` half of the rate is reached.
+    Shares are of the nominal one-way rate of a GPU: `ring` what every hop of a ring moves, `in_network` the traffic of a GPU while the
+    switch reduces (NVLS; 0 = the switch cannot), `pair` one send and receive, `exchange` an all-to-all. A collective starts after
+    `start_s` and takes `hop_s` a step; its transfer takes bytes / rate x (1 + (half_bytes / bytes)^power), so at `half_bytes` half of the
+    rate is reached.
     """
 
     id: str
@@ -56,7 +58,8 @@ class ScaleOutLink:
 
 
 def scaleup_link(gpu: GpuSpec) -> ScaleUpLink:
-    """The row of the GPU's link; a kind without a row of its own takes that of its generation's nearest relative, the last row in the end."""
+    """The row of the GPU's link; a kind without a row of its own takes that of its generation's nearest relative, the last row in the
+    end."""
     rows = _scaleup()
     if not gpu.link_bytes_per_s:
         return next(row for row in rows if row.id == "pcie")
@@ -72,7 +75,8 @@ def pcie_link() -> ScaleUpLink:
 
 
 def scaleout_link(cluster: ClusterSpec) -> ScaleOutLink:
-    """Cloud Ethernet where a GPU has clearly less network than the reference design of its node (nothing else in a cluster tells them apart)."""
+    """Cloud Ethernet where a GPU has clearly less network than the reference design of its node (nothing else in a cluster tells them
+    apart)."""
     reference = cluster.gpu.nic_default_gbps * 1e9 / 8
     below = bool(reference) and cluster.network_bytes_per_s < 0.75 * reference
     return next(row for row in _scaleout() if row.below_reference == below)
@@ -83,17 +87,22 @@ def _document() -> dict[str, Any]:
     return tomllib.loads(resources.files(__package__).joinpath("links.toml").read_text(encoding="utf-8"))
 
 
-def _seconds(row: dict[str, Any]) -> dict[str, Any]:
+def _fields(row: dict[str, Any]) -> dict[str, Any]:
     """Keys that end in ``_us`` become ``_s``, lists become tuples; ``note`` is for people."""
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "note"}
-    return {(k[:-3] + "_s" if k.endswith("_us") else k): (v * 1e-6 if k.endswith("_us") else v) for k, v in fields.items()}
+    fields: dict[str, Any] = {}
+    for key, value in row.items():
+        if key.endswith("_us"):
+            fields[f"{key[:-3]}_s"] = value * 1e-6
+        elif key != "note":
+            fields[key] = tuple(value) if isinstance(value, list) else value
+    return fields
 
 
 @cache
 def _scaleup() -> tuple[ScaleUpLink, ...]:
-    return tuple(ScaleUpLink(**_seconds(row)) for row in _document()["scaleup"])
+    return tuple(ScaleUpLink(**_fields(row)) for row in _document()["scaleup"])
 
 
 @cache
 def _scaleout() -> tuple[ScaleOutLink, ...]:
-    return tuple(ScaleOutLink(**_seconds(row)) for row in _document()["scaleout"])
+    return tuple(ScaleOutLink(**_fields(row)) for row in _document()["scaleout"])

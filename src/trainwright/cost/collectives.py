@@ -1,7 +1,7 @@
 """What a collective costs in seconds, from its size, the group and the topology.
 
-A group of n ranks that are `stride` apart is cut by the scale-up domains of the cluster into k domains of g members. Bandwidth inside a domain is
-that of the link, between domains that of the members' own NICs (other groups that run at the same time use the other NICs).
+A group of n ranks that are `stride` apart is cut by the scale-up domains of the cluster into k domains of g members. Bandwidth inside a
+domain is that of the link, between domains that of the members' own NICs (other groups that run at the same time use the other NICs).
 
     algorithm     bytes that one GPU (or one domain, between domains) sends for a message S
     ring          all-reduce 2 (n-1)/n S, others (n-1)/n S, over the slower of link and the domain's NICs
@@ -11,8 +11,9 @@ that of the link, between domains that of the members' own NICs (other groups th
     hierarchical  reduce-scatter inside, all-reduce between, all-gather inside
     pairwise      all-to-all: (g-1)/n S over the link at the same time as (n-g)/n S over the NIC; send_recv: S
 
-Each takes start + steps x hop + bytes / rate x (1 + (half / S)^power); without a given algorithm the fastest one that the hardware has is taken, as
-NCCL's tuner does. Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL src/graph/tuning.cc (latencies), constants: ``links.toml``.
+Each takes start + steps x hop + bytes / rate x (1 + (half / S)^power); without a given algorithm the fastest one that the hardware has is
+taken, as NCCL's tuner does. Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL src/graph/tuning.cc (latencies),
+constants: ``links.toml``.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from ..catalog.links import ScaleOutLink, ScaleUpLink, pcie_link, scaleout_link, scaleup_link
+from ..catalog.links import ScaleOutLink, ScaleUpLink, scaleout_link, scaleup_link
 from ..errors import SpecError, unknown
 from ..spec.cluster import ClusterSpec
 from .table import Column
+
+BoolColumn = NDArray[np.bool_]
 
 # Every channel of a ring between domains owns a NIC on its way; NCCL's topology search finds no more than this many.
 MAX_NETWORK_CHANNELS = 8
@@ -52,7 +55,7 @@ class _Group:
     bridged: Column  # nodes of several domains that PCIe joins: 1 where the group crosses PCIe
 
     @property
-    def many(self) -> Column:
+    def many(self) -> BoolColumn:
         return self.k > 1
 
     def domain_nics(self, share: float) -> Column:
@@ -156,7 +159,7 @@ ALGORITHMS: dict[str, dict[str, Callable[[_Group], Column]]] = {
 }
 
 
-def _available(name: str, c: _Group) -> Column:
+def _available(name: str, c: _Group) -> BoolColumn:
     """Where the hardware can run an algorithm at all."""
     if name == "nvls":
         return ~c.many & (c.n >= SMALLEST_NVLS) & bool(c.link.in_network)
@@ -165,7 +168,7 @@ def _available(name: str, c: _Group) -> Column:
     return np.ones(c.n.shape, dtype=bool)
 
 
-def _considered(name: str, c: _Group) -> Column:
+def _considered(name: str, c: _Group) -> BoolColumn:
     """What the library takes by itself."""
     if name == "hierarchical":
         return np.zeros(c.n.shape, dtype=bool)
@@ -182,10 +185,11 @@ def collective_seconds(
     stride: ArrayLike = 1,
     algorithm: str | None = None,
 ) -> Column:
-    """Seconds of a collective, for columns of whole-message bytes, group sizes and distances of members in global ranks (broadcast together).
+    """Seconds of a collective, for columns of whole-message bytes, group sizes and distances of members in global ranks (broadcast
+    together).
 
-    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. A group of one costs nothing. `algorithm` fixes what is
-    otherwise the fastest; raises `SpecError` for an unknown kind or algorithm, or one that the hardware does not have for some group.
+    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. A group of one costs nothing. `algorithm` fixes what
+    is otherwise the fastest; raises `SpecError` for an unknown kind or algorithm, or one that the hardware does not have for some group.
     """
     if kind not in ALGORITHMS:
         raise unknown("collective", kind, ALGORITHMS, "kind")
