@@ -6,11 +6,43 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class SaveRules:
+    """What the kernels of a framework leave for backward, where kernels differ. Defaults are Hugging Face modules run op by op.
+
+    `keeps_gathered_inputs`: with sequence parallelism the gathered input of a column-parallel product is saved whole (DTensor); otherwise
+    its shard
+    is saved and gathered again in backward. `fp8_inputs`: products in fp8 save their inputs in fp8. `scores_fp32`: an unfused softmax
+    keeps an fp32
+    copy beside the 16-bit one. `probabilities_in_activation`: the routing weights of experts are applied inside the activation, so that the
+    outputs of the experts are not saved.
+    """
+
+    fused_norm: bool = False
+    fused_gate: bool = False
+    keeps_gathered_inputs: bool = True
+    fp8_inputs: bool = False
+    scores_fp32: bool = True
+    probabilities_in_activation: bool = False
+    source: str = "transformers modeling_*.py, torch autograd formulas"
+
+
+@dataclass(frozen=True)
 class MemoryRules:
-    """What is held where. Sizes in bytes, types as in `spec.precision`."""
+    """What is held where. Sizes in bytes, types as in `spec.precision`.
+
+    * `saves` of the framework's own kernels; `saves_parallel` where tp or pp is above 1 (DeepSpeed then runs Megatron's layers).
+    * `selective`: what ``recompute = "selective"`` drops: the attention core, or the op list of torchtitan (every second product kept).
+    * `fused_loss`: kernel (in place on the logits) or linear (projection and loss in chunks, no whole logits).
+    * `accumulates_in_buffer`: weight gradients are added into one contiguous buffer that exists all the time.
+    """
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
+    saves: SaveRules = field(default_factory=SaveRules)
+    saves_parallel: SaveRules | None = None
+    selective: str = "op-list"  # core_attn | op-list
+    fused_loss: str = "linear"  # kernel | linear
+    accumulates_in_buffer: bool = False
     source: str = ""
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from .base import Framework
+from .base import Framework, MemoryRules, SaveRules
+
+MEGATRON_KERNELS = SaveRules(
+    fused_norm=True,
+    fused_gate=True,
+    keeps_gathered_inputs=False,
+    scores_fp32=False,
+    source="Megatron-DeepSpeed megatron/model: fused layer norm, scaled masked softmax, bias GELU",
+)
 
 FRAMEWORK = Framework(
     name="deepspeed",
@@ -12,5 +20,10 @@ FRAMEWORK = Framework(
     defaults={"sharding": "zero3", "gradient_dtype": "bf16", "master_weights": "fp32", "loss": "plain"},
     offloads=("none", "optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme", "activations-cpu"),  # ZeRO-Offload, ZeRO-Infinity
     pipeline_zero_stage=1,  # PipelineEngine: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
+    memory=MemoryRules(
+        saves_parallel=MEGATRON_KERNELS,
+        selective="core_attn",
+        source="deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py, runtime/bf16_optimizer.py",
+    ),
     source="deepspeed/runtime/zero, deepspeed/runtime/pipe",
 )

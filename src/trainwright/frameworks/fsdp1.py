@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework
+from .base import Framework, MemoryRules
 
 FRAMEWORK = Framework(
     name="fsdp1",
@@ -13,5 +13,9 @@ FRAMEWORK = Framework(
     axes=("dp_replicate", "dp_shard", "tp"),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffload(offload_params=True) moves the optimizer as well
+    memory=MemoryRules(
+        parameter_dtype="master",
+        source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
+    ),
     source="torch/distributed/fsdp/fully_sharded_data_parallel.py",
 )

@@ -1,0 +1,106 @@
+"""From live tensors to what people see: reserved by the caching allocator, used on the device, and what host and disk must hold.
+
+* ``reserved`` = live peak + what the allocator cannot use again at the peak (`slack`), in segments of 2 MiB.
+* ``device`` = reserved + `framework`: CUDA context and loaded kernels, workspaces of the libraries, communicators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..spec.cluster import ClusterSpec, GpuSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import Structure
+from .memory_table import MemoryTable
+from .table import Column, IntColumn, PlanTable
+
+MIB = 2**20
+GB = 1e9
+# A context and the kernels of PyTorch, cuBLAS and cuDNN that a first step loads: grows with the multiprocessors (local memory and
+# stacks of each).
+# nvidia-smi after a first product: about 0.30 GB on a T4 (40), 0.50 on an A100 (108), 0.60 on an H100 (132).
+CONTEXT_BASE, CONTEXT_PER_UNIT = 150 * MIB, 3.2 * MIB
+# cuBLAS workspace that PyTorch allocates for a handle and stream: 8 MiB, 32 MiB on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp);
+# cuBLASLt beside it.
+WORKSPACE, WORKSPACE_HOPPER = 2 * 8.125 * MIB, 2 * 32 * MIB
+# NCCL: buffers of a channel (4 MiB simple, 1 and 0.25 for LL128 and LL) for each peer and direction, 16 to 24 channels over NVLink.
+COMMUNICATOR = 350 * MIB
+# Blocks that a pool cannot merge: the share of the tensors that come and go with each micro-batch (activations, logits, gathered weights).
+FRAGMENTS = 0.06
+
+
+def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> MemoryTable:
+    """The engines' table with `framework`, `reserved_bytes`, `device_bytes`, host and disk filled in."""
+    framework = framework_bytes(cluster.gpu, table)
+    live = found.peak_bytes - found.breakdown["framework"]
+    reserved = up(live + slack(model, job, table, found), 2 * MIB)
+    return replace(
+        found,
+        breakdown={**found.breakdown, "framework": framework},
+        peak_bytes=live + framework,
+        reserved_bytes=reserved,
+        device_bytes=reserved + framework,
+        host_bytes_per_node=host_bytes(model, cluster, job, table, found),
+        nvme_bytes_per_node=nvme_bytes(cluster, table, found),
+    )
+
+
+def up(size: IntColumn | Column, unit: int) -> IntColumn:
+    return (np.ceil(np.asarray(size, dtype=np.float64) / unit) * unit).astype(np.int64)
+
+
+def context_bytes(gpu: GpuSpec) -> float:
+    """Context, kernels and workspaces of one process."""
+    workspace = WORKSPACE_HOPPER if gpu.arch.startswith(("9.", "10.", "12.")) else WORKSPACE
+    return CONTEXT_BASE + CONTEXT_PER_UNIT * (gpu.compute_units or 100) + workspace
+
+
+def framework_bytes(gpu: GpuSpec, table: PlanTable) -> IntColumn:
+    """What is no tensor: the context, and one communicator for each mesh axis that has more than one rank."""
+    axes = (table.dp, table.tp, table.pp, table.cp, table.ep)
+    communicators = np.sum([axis > 1 for axis in axes], axis=0)
+    return np.rint(context_bytes(gpu) + COMMUNICATOR * communicators).astype(np.int64)
+
+
+def slack(model: ModelSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> Column:
+    """Bytes that the allocator holds beside the live tensors at its own peak."""
+    b = found.breakdown
+    moving = b["activations"] + b["logits"] + b["communication_buffers"]
+    return FRAGMENTS * moving.astype(np.float64)
+
+
+# ---- host and disk
+
+PINNED = (
+    1.5  # DeepSpeed's own factor for buffers and pinned rounding (deepspeed/runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs)
+)
+
+
+def structures_of(table: PlanTable) -> list[Structure]:
+    return [table.structures[int(code)] for code in table.structure]
+
+
+def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> IntColumn:
+    """RAM of one node at its worst: load, training with what is offloaded, save."""
+    ranks = np.minimum(cluster.gpus_per_node, table.gpus).astype(np.float64)
+    weights = 2.0 * model.parameters
+    process = 3 * GB * ranks  # interpreter, libraries, pinned staging, data loader workers
+    load = process + weights  # one copy of the 16-bit checkpoint is read and scattered
+    moved = found.extra.get("offloaded_bytes", np.zeros(len(table), np.int64)).astype(np.float64)
+    kinds = [s.offload for s in structures_of(table)]
+    cpu = np.array([k in ("optimizer-cpu", "params-cpu") for k in kinds], dtype=np.float64)
+    factor = np.array([PINNED if s.framework == "deepspeed" else 1.0 for s in structures_of(table)])
+    train = process + moved * ranks * cpu * factor
+    save = process + 2.0 * model.parameters / np.maximum(table.gpus / ranks, 1)
+    return np.rint(np.maximum(np.maximum(load, train), save)).astype(np.int64)
+
+
+def nvme_bytes(cluster: ClusterSpec, table: PlanTable, found: MemoryTable) -> IntColumn:
+    """Disk of one node for states that live there."""
+    ranks = np.minimum(cluster.gpus_per_node, table.gpus)
+    moved = found.extra.get("offloaded_bytes", np.zeros(len(table), np.int64))
+    disk = np.array([s.offload.endswith("nvme") for s in structures_of(table)])
+    return np.where(disk, moved * ranks, 0).astype(np.int64)

@@ -1,0 +1,353 @@
+"""What each framework holds of weights, gradients and optimizer states, in which type, and which buffers it needs at which moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..table import Column
+from .items import Accounts, Item, item
+from .scope import Scope, ceil_div
+from .weights import Held, local_elements, optimizer_of, quantized_bytes, state_bytes
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Weights of one class of pipeline ranks. `root`: embedding, final norm and head; `layer`: the largest layer; `largest`: the largest
+    tensor
+    (elements on this rank, before data-parallel sharding).
+    """
+
+    held: Held
+    root: Held
+    layer: Held
+    largest: Column
+
+
+def accounts(scope: Scope, rank: Rank) -> Accounts:
+    """The accounts of the structure's framework, with what offload moves away taken out."""
+    found = FRAMEWORK_ACCOUNTS[scope.structure.framework](scope, rank)
+    return found
+
+
+def sharded(scope: Scope, rank: Rank) -> Column:
+    """Trained elements of a rank after the optimizer's split."""
+    return rank.held.trained / scope.shards + rank.held.trained_expert / scope.expert_shards
+
+
+def sharded_frozen(scope: Scope, held: Held) -> Column:
+    return held.frozen / scope.shards
+
+
+def _optimizer_items(scope: Scope, rank: Rank, elements: Column, stored: float, source: str) -> tuple[Item, ...]:
+    kind = optimizer_of(scope)
+    size = state_bytes(kind, elements, rank.held, stored)
+    return (
+        item(
+            f"{kind.name} states",
+            "optimizer",
+            size,
+            f"states of {kind.name} x trained parameters of the rank's share",
+            kind.source or source,
+        ),
+    )
+
+
+def _masters(scope: Scope, elements: Column, source: str) -> tuple[Item, ...]:
+    if not scope.masters:
+        return ()
+    return (item("fp32 master weights", "master_weights", 4 * elements, "4 x trained parameters of the rank's share", source),)
+
+
+def megatron(scope: Scope, rank: Rank) -> Accounts:
+    """Parameters and the contiguous gradient buffer whole; fp32 masters and states over dp x cp (``--use-distributed-optimizer``)."""
+    source = "megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py"
+    held, c = rank.held, scope.dtype_bytes
+    share = sharded(scope, rank)
+    products = held.products if scope.job.precision in ("fp8", "fp4") and scope.job.method == "full" else 0.0 * held.products
+    plain = held.all_trained + held.frozen
+    copies = scope.fp8_copies
+    if scope.structure.fp8_params:
+        parameters = item(
+            "weights, products in fp8", "parameters", c * (plain - products) + copies * products, "2 x others + 1 or 2 x products", source
+        )
+    else:
+        size = c * plain + copies * products
+        parameters = item("weights", "parameters", size, "2 x parameters of the rank (+ cached fp8 copies of products)", source)
+    quantized = _quantized(scope, held.quantized)
+    main = scope.options_bytes("main_grads_dtype", scope.gradient_bytes)
+    gradient = item("gradient buffer", "gradients", main * held.all_trained, f"{main} x trained parameters", source)
+    first, second = scope.options_bytes("exp_avg_dtype", 4), scope.options_bytes("exp_avg_sq_dtype", 4)
+    stored = (first + second) / 2 if scope.masters or c == 4 else c
+    return Accounts(
+        parameters=(parameters, *quantized),
+        masters=_masters(scope, share, source),
+        gradients=(gradient,),
+        optimizer=_optimizer_items(scope, rank, share, stored, source),
+        always=(_dummy_gradients(scope),),
+        early=1.0,
+    )
+
+
+def _dummy_gradients(scope: Scope) -> Item:
+    """Weight gradients go straight into the buffer; autograd still gets an empty 16-bit tensor, of which TransformerEngine keeps one for
+    each shape.
+    """
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    elements = np.zeros(len(scope))
+    for block in scope.model.blocks.values():
+        for op in block.rows("linear", "grouped_linear"):
+            for weight in op.weights:
+                if len(weight.shape) >= 2 and (op.name, weight.shape) not in seen:
+                    seen.add((op.name, weight.shape))
+                    local = local_elements(weight, scope)
+                    elements = elements + (
+                        local / ceil_div(float(weight.shape[weight.ep_dim]), scope.ep) if weight.ep_dim is not None else local
+                    )
+    size = scope.dtype_bytes * elements * (scope.job.method == "full")
+    return item(
+        "placeholders of weight gradients",
+        "gradients",
+        size,
+        "2 x one weight of each shape",
+        "transformer_engine module/base.py get_dummy_wgrad",
+    )
+
+
+def _quantized(scope: Scope, elements: Column, shards: Column | float = 1.0) -> tuple[Item, ...]:
+    if scope.job.method != "qlora":
+        return ()
+    kind = scope.job.base_quantization or "nf4"
+    return (
+        item(
+            f"base weights in {kind}",
+            "parameters",
+            quantized_bytes(elements, scope) / shards,
+            f"bits of {kind} / 8 x base weights",
+            "arXiv:2305.14314",
+        ),
+    )
+
+
+def deepspeed(scope: Scope, rank: Rank) -> Accounts:
+    if scope.stage == 3:
+        return _zero3(scope, rank)
+    return _zero12(scope, rank)
+
+
+def _zero12(scope: Scope, rank: Rank) -> Accounts:
+    """ZeRO-0, 1, 2. fp32 gradients beside bf16 weights mean BF16_Optimizer: it keeps the bf16 gradients and an fp32 accumulation of all
+    of them.
+    """
+    source = "deepspeed/runtime/zero/stage_1_and_2.py, runtime/bf16_optimizer.py"
+    held, c, g = rank.held, scope.dtype_bytes, scope.gradient_bytes
+    trained, share = held.all_trained, sharded(scope, rank)
+    parameters = item("weights", "parameters", c * (trained + held.frozen), f"{c} x parameters of the rank", source)
+    gradients = [
+        item("gradients", "gradients", min(c, g) * (share if scope.stage == 2 else trained), f"{min(c, g)} x trained parameters", source)
+    ]
+    early: Column | float = np.where(scope.accumulation > 1, 1.0, 0.0)
+    if g > c and scope.masters:
+        gradients.append(item("fp32 accumulation of gradients", "gradients", g * trained, f"{g} x trained parameters", source))
+        early = 1.0
+    step: tuple[Item, ...] = ()
+    if scope.masters and g == c:
+        step = (
+            item(
+                "fp32 copy of the partition's gradients", "gradients", (4 + c) * share, "(4 + 2) x trained parameters of the share", source
+            ),
+        )
+    return Accounts(
+        parameters=(parameters, *_quantized(scope, held.quantized)),
+        masters=_masters(scope, share, source),
+        gradients=tuple(gradients),
+        optimizer=_optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
+        always=(_buckets(scope, trained, source),) if scope.stage else (),
+        early=early,
+        step=step,
+    )
+
+
+def _buckets(scope: Scope, trained: Column, source: str) -> Item:
+    """Reduction buckets (two with ``overlap_comm``) and one all-gather bucket of at most 5e8 elements each; none on a single rank."""
+    elements = np.minimum(scope.option("reduce_bucket_size", 5e8), trained)
+    gathered = np.minimum(scope.option("allgather_bucket_size", 5e8), trained)
+    copies = 2 if scope.switch("overlap_comm", True) else 1
+    size = np.where(scope.shards > 1, scope.dtype_bytes * (copies * elements + gathered), 0.0)
+    return item(
+        "reduce and all-gather buckets", "communication_buffers", size, "2 x (2 reduce_bucket_size + allgather_bucket_size)", source
+    )
+
+
+def _zero3(scope: Scope, rank: Rank) -> Accounts:
+    """ZeRO-3: shards, and a window of gathered parameters of at most ``stage3_max_live_parameters``; a single rank gathers nothing."""
+    source = "deepspeed/runtime/zero/stage3.py, partitioned_param_coordinator.py"
+    held, c = rank.held, scope.dtype_bytes
+    share = sharded(scope, rank)
+    whole = held.all_trained + held.frozen
+    parameters = item("sharded weights", "parameters", c * (share + sharded_frozen(scope, held)), f"{c} x parameters / shards", source)
+    g = min(scope.gradient_bytes, 4)
+    gathers = (scope.shards > 1) | scope.offloads_parameters
+    live = np.minimum(scope.option("stage3_max_live_parameters", 1e9), whole)
+    fetched = np.minimum(np.maximum(scope.option("stage3_prefetch_bucket_size", 5e7), rank.largest), whole)
+    window = item(
+        "gathered parameters",
+        "communication_buffers",
+        np.where(gathers, c * np.minimum(live + fetched, whole), 0.0),
+        f"{c} x (live + fetched)",
+        source,
+    )
+    bucket = np.minimum(scope.option("reduce_bucket_size", 5e8), held.all_trained)
+    reduce = item(
+        "gradient bucket", "communication_buffers", np.where(scope.shards > 1, c * bucket, 0.0), f"{c} x reduce_bucket_size", source
+    )
+    group = np.minimum(scope.option("sub_group_size", 1e9), share)
+    norm = 8 * rank.largest / scope.shards * (scope.job.method == "full")
+    step = (
+        item("fp32 gradients of a sub-group", "gradients", 4.0 * group * scope.masters, "4 x sub_group_size", source),
+        item("fp64 copy for the gradient norm", "gradients", norm, "8 x largest tensor / shards", source),
+    )
+    return Accounts(
+        parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
+        masters=_masters(scope, share, source),
+        gradients=(item("sharded gradients", "gradients", g * share, f"{g} x trained parameters / shards", source),),
+        optimizer=_optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
+        always=(reduce,),
+        early=1.0,
+        loss=(window,),
+        block=(window,),
+        last=(
+            window,
+            item(
+                "gradient of the largest tensor",
+                "gradients",
+                c * rank.largest * (scope.job.method == "full"),
+                f"{c} x largest tensor",
+                source,
+            ),
+        ),
+        step=step,
+    )
+
+
+def fsdp(scope: Scope, rank: Rank) -> Accounts:
+    """FSDP1 and FSDP2: one sharded copy in the stored type; a group's parameters gathered in the compute type, the root's all the time.
+
+    FSDP1 prefetches one group in backward; its root is one flat parameter whose gradient is concatenated, cast and reduced at the very end.
+    """
+    source = "torch/distributed/fsdp: _flat_param.py, _runtime_utils.py; _fully_shard/_fsdp_param_group.py"
+    held, c, g = rank.held, scope.dtype_bytes, scope.gradient_bytes
+    stored = 4 if scope.masters else c
+    share = sharded(scope, rank)
+    parameters = item(
+        "sharded weights", "parameters", stored * (share + sharded_frozen(scope, held)), f"{stored} x parameters / shards", source
+    )
+    full = float(scope.job.method == "full")
+    root, layer = rank.root.everything - rank.root.quantized, rank.layer.everything - rank.layer.quantized
+    root_bytes = c * root
+    layer_bytes = c * layer + quantized_bytes(rank.layer.quantized, scope)
+    whole = c * (held.everything - held.quantized) + quantized_bytes(held.quantized, scope)
+    gathers = np.where((scope.shards > 1) | scope.offloads_parameters | scope.masters, 1.0, 0.0)
+    kept = whole if scope.stage == 2 else root_bytes
+    window = item(
+        "gathered root parameters" if scope.stage == 3 else "gathered parameters",
+        "communication_buffers",
+        gathers * kept,
+        f"{c} x root",
+        source,
+    )
+    groups = item("gathered layers", "communication_buffers", gathers * 2 * layer_bytes * (scope.stage == 3), f"2 x {c} x a layer", source)
+    one = item("gathered layer", "communication_buffers", gathers * layer_bytes * (scope.stage == 3), f"{c} x a layer", source)
+    root_gradient = item("whole gradients of the root", "gradients", full * c * root, f"{c} x root", source)
+    layer_gradient = item(
+        "whole gradients of a layer, reduced in their own type",
+        "gradients",
+        (c + g) * rank.layer.all_trained,
+        f"({c} + {g}) x a layer",
+        source,
+    )
+    reduce_root = item("root gradients to reduce", "communication_buffers", full * (g + (2 if c == 2 else 0)) * root, f"{g} x root", source)
+    return Accounts(
+        parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
+        masters=(),
+        gradients=(item("sharded gradients", "gradients", stored * share, f"{stored} x trained parameters / shards", source),),
+        optimizer=_optimizer_items(scope, rank, share, stored, source),
+        early=np.where(scope.accumulation > 1, 1.0, 0.0),
+        loss=(window, one),
+        block=(window, groups, root_gradient, layer_gradient),
+        last=(window, root_gradient, reduce_root),
+    )
+
+
+def ddp(scope: Scope, rank: Rank) -> Accounts:
+    """Whole parameters and gradients in the stored type; buckets are the gradients. ZeroRedundancyOptimizer splits the states."""
+    source = "torch/nn/parallel/distributed.py"
+    held, c = rank.held, scope.dtype_bytes
+    stored = 4 if scope.masters else c
+    trained = held.all_trained
+    cast = item(
+        "16-bit copies of weights",
+        "communication_buffers",
+        c * held.products * (scope.masters or scope.job.autocast),
+        f"{c} x products",
+        "torch.autocast",
+    )
+    frozen_bytes = stored if scope.job.method != "qlora" else c
+    whole = item(
+        "whole gradients of the largest tensor",
+        "gradients",
+        stored * rank.largest * (scope.job.method == "full"),
+        f"{stored} x largest",
+        source,
+    )
+    gradients = stored * trained
+    if scope.job.optimizer_in_backward:
+        gradients = stored * np.minimum(rank.largest, trained)
+    return Accounts(
+        parameters=(
+            item("weights", "parameters", stored * trained + frozen_bytes * held.frozen, f"{stored} x parameters", source),
+            *_quantized(scope, held.quantized),
+        ),
+        masters=(),
+        gradients=(item("gradients", "gradients", gradients, f"{stored} x trained parameters", source),),
+        optimizer=_optimizer_items(scope, rank, sharded(scope, rank), stored, source),
+        early=np.where(scope.accumulation > 1, 1.0, 0.0),
+        loss=(cast,),
+        block=(cast, whole),
+        last=(cast,),
+    )
+
+
+FRAMEWORK_ACCOUNTS: dict[str, Callable[[Scope, Rank], Accounts]] = {
+    "megatron": megatron,
+    "deepspeed": deepspeed,
+    "fsdp1": fsdp,
+    "fsdp2": fsdp,
+    "ddp": ddp,
+}
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """Accounts after offload, and the bytes that moved off this rank."""
+
+    accounts: Accounts
+    moved: tuple[Item, ...]
+
+
+def offload(scope: Scope, found: Accounts) -> Offloaded:
+    """optimizer-*: masters and states leave the card, DeepSpeed's gradients too; params-*: parameters and gradients as well."""
+    kind = scope.structure.offload
+    if kind not in ("optimizer-cpu", "optimizer-nvme", "params-cpu", "params-nvme"):
+        return Offloaded(found, ())
+    moved = [*found.masters, *found.optimizer]
+    left = replace(found, masters=(), optimizer=(), step=())
+    if kind.startswith("params") or scope.structure.framework == "deepspeed":
+        moved += found.gradients
+        left = replace(left, gradients=())
+    if kind.startswith("params"):
+        moved += found.parameters
+        left = replace(left, parameters=())
+    return Offloaded(left, tuple(moved))

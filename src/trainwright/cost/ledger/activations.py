@@ -1,0 +1,164 @@
+"""Activations of blocks and of the loss: what stays between forward and backward, and what a block's backward holds at its worst row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...frameworks.base import SaveRules
+from ...spec.blocks import Block, Op
+from ..table import Column
+from .saved import Kernels, Layout, Saved, block_input, kept_by, kernels_of, layouts, saved_by, size, total
+from .scope import Scope, ceil_div
+from .weights import local_elements
+
+
+@dataclass(frozen=True)
+class BlockBytes:
+    """Columns for one layer and one micro-batch: `kept` between forward and backward, `full` without recomputation, `input` alone,
+    `backward` the most that its backward holds (its own saved tensors, gradients, temporaries).
+    """
+
+    kept: Column
+    full: Column
+    input: Column
+    backward: Column
+
+
+def rules_of(scope: Scope) -> tuple[SaveRules, SaveRules | None]:
+    memory = scope.framework.memory
+    return memory.saves, memory.saves_parallel
+
+
+def by_kernels(scope: Scope) -> list[tuple[Kernels, Column]]:
+    """The kernels that the plans run, each with the rows (as 1.0 and 0.0) that run them."""
+    alone, parallel = rules_of(scope)
+    if parallel is None:
+        return [(kernels_of(scope, alone), np.ones(len(scope)))]
+    split = np.where((scope.tp > 1) | (scope.pp > 1), 1.0, 0.0)
+    found = [(kernels_of(scope, alone), 1.0 - split), (kernels_of(scope, parallel), split)]
+    return [(k, rows) for k, rows in found if rows.any()]
+
+
+def block_bytes(block: Block, scope: Scope) -> BlockBytes:
+    """`BlockBytes` of a layer, each plan with its own kernels."""
+    sums = [np.zeros(len(scope)) for _ in range(4)]
+    for kernels, rows in by_kernels(scope):
+        everything = saved_by(block, kernels)
+        kept = kept_by(block, kernels, scope.structure, scope.framework.memory.selective)
+        found = (
+            total(kept, scope),
+            total(everything, scope),
+            size(block_input(block, kernels), scope),
+            backward_peak(block, everything, kernels, scope),
+        )
+        sums = [s + rows * f for s, f in zip(sums, found)]
+    return BlockBytes(*sums)
+
+
+def backward_peak(block: Block, everything: tuple[Saved, ...], kernels: Kernels, scope: Scope) -> Column:
+    """Largest number of live bytes while a block's rows run backward, in reverse: a saved tensor goes after the first row that needed it;
+    beside it live
+    the residual's gradient, the row's incoming and outgoing gradients, and the weight gradient where no buffer takes it.
+    """
+    where = layouts(block, kernels.rules)
+    sizes = [(s.first, size(s, scope)) for s in everything]
+    x = size(block_input(block, kernels), scope)
+    worst = np.zeros(len(scope))
+    for i in range(len(block.ops) - 1, -1, -1):
+        alive = np.sum([column for first, column in sizes if first <= i] or [0.0 * x], axis=0)
+        worst = np.maximum(worst, alive + x + row_gradients(block.ops[i], where, kernels, scope))
+    return worst
+
+
+def row_gradients(op: Op, where: dict[str, tuple[Layout, int]], kernels: Kernels, scope: Scope) -> Column:
+    """Gradients of a row's output and inputs, and temporaries of its backward kernel."""
+
+    def gradient(name: str, width: int = 0) -> Column:
+        layout, found = where.get(name, ("sequence", width))
+        return size(Saved(name, layout, float(found or width), kernels.c, 0), scope)
+
+    if op.kind in ("add", "router", "rope", "cross_entropy"):
+        return np.zeros(len(scope))
+    out = gradient(op.output, op.width)
+    inputs = sum((gradient(t) for t in dict.fromkeys(op.inputs)), np.zeros(len(scope)))
+    extra = np.zeros(len(scope))
+    if op.kind in ("linear", "grouped_linear") and not scope.framework.memory.accumulates_in_buffer and scope.job.method == "full":
+        extra = kernels.c * sum((local_elements(w, scope) for w in op.weights), np.zeros(len(scope)))
+    if op.kind == "norm" and not kernels.rules.fused_norm and op.function.startswith("rms") and kernels.c == 2:
+        extra = 8.0 * out  # fp32: g * x_hat, g * w, two products and mean's expansion, each twice the 16-bit size; pow
+    if op.kind == "attention" and kernels.attention in ("eager", "sdpa-math"):
+        heads = ceil_div(float(op.heads), scope.tp)
+        scores = scope.b * heads * scope.rank_seq * float(scope.job.seq_len)
+        extra = scores * (8 if kernels.rules.scores_fp32 else 2 * kernels.c)
+    if op.kind == "attention":
+        out = out + size(Saved("", "tensor", float(op.heads * op.head_dim), kernels.c, 0), scope)
+    return out + inputs + extra
+
+
+# ---- the loss
+
+
+@dataclass(frozen=True)
+class LossBytes:
+    """`kept` from forward to the loss's backward, `forward` and `backward` the most beside everything else at those moments; `saved` the
+    head's norm.
+    """
+
+    kept: Column
+    forward: Column
+    backward: Column
+    saved: Column
+
+
+def loss_bytes(scope: Scope) -> LossBytes:
+    """Logits and cross-entropy of one micro-batch on the rank that holds the head.
+
+    plain: bf16 logits, their fp32 copy and the fp32 log-softmax; backward holds log-softmax, its gradient and that of the loss (12 bytes
+    a logit).
+    vocab-parallel and Megatron's kernel: fp32 exponentials in place of the logits and the 16-bit gradient (6 bytes).
+    chunked: the fp32 log-softmax of all chunks, temporaries of one. fused (linear): one chunk of N h / V tokens, and gradients of the
+    head's input and weight.
+    """
+    job, c, n = scope.job, scope.c, scope.tokens
+    head_rows = saved_head(scope)
+    vocab = vocabulary(scope)
+    split = ceil_div(vocab, scope.tp)
+    kernel = scope.framework.memory.fused_loss == "kernel"
+    if job.loss == "fused" and not kernel:
+        chunks = np.maximum(ceil_div(vocab, float(scope.model.hidden)), 1)
+        logits = ceil_div(n, chunks) * split
+        weight = np.where(np.full(len(scope), job.method == "full"), c * split * scope.model.hidden, 0.0)
+        gradients = n * scope.model.hidden * c + weight
+        return LossBytes(gradients, gradients + (4 + c) * logits, gradients, head_rows)
+    if job.loss == "vocab-parallel" or kernel:
+        logits = n * split
+        return LossBytes(4 * logits, (4 + c) * logits, (4 + c) * logits, head_rows)
+    logits = n * (vocab if not kernel else split)
+    if job.loss == "chunked":
+        chunk = ceil_div(logits, job.loss_chunks)
+        return LossBytes(4 * logits, (4 + c) * logits, 4 * logits + 8 * chunk, head_rows)
+    return LossBytes(4 * logits, (8 + (c if c < 4 else 0)) * logits, 12 * logits, head_rows)
+
+
+def vocabulary(scope: Scope) -> Column:
+    """The vocabulary, padded as the framework pads it."""
+    multiple = scope.framework.pad_vocab_multiple
+    whole = float(scope.model.vocab)
+    if multiple == 1:
+        return np.full(len(scope), whole)
+    return ceil_div(whole, multiple * scope.tp) * multiple * scope.tp
+
+
+def saved_head(scope: Scope) -> Column:
+    """What the final norm and the output projection save."""
+    found = np.zeros(len(scope))
+    for kernels, rows in by_kernels(scope):
+        found = found + rows * total(tuple(s for s in saved_by(scope.model.head, kernels) if s.tensor != "logits"), scope)
+    return found
+
+
+def embedding_masks(scope: Scope) -> Column:
+    """The dropout mask after the embedding, one byte an element."""
+    return scope.sequence_tokens * scope.model.hidden * (1.0 if scope.job.dropout > 0 else 0.0)

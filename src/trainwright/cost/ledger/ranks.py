@@ -1,0 +1,135 @@
+"""Which pipeline rank is the worst: what stands on each, and how many micro-batches of it are in flight.
+
+The ranks of a pipeline fall into a few classes (first, last, and one for each number of layers between); inside a class the earliest rank
+holds at
+least as much as the others, so only it is counted. Peaks in flight are the closed forms of the schedules, in units of one rank's
+activations of one
+micro-batch; sources: arXiv:1811.06965 (GPipe), arXiv:2006.09503 (1F1B), arXiv:2104.04473 (interleaved), arXiv:2401.10241 (zero bubble),
+arXiv:2405.15362 (V schedules), arXiv:2412.19437 (DualPipe).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...spec.model import ModelSpec
+from ...spec.plan import Structure
+from ..stages import layers_of_rank, layers_per_stage
+from ..table import Column, IntColumn
+from .scope import Scope
+
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A class of pipeline ranks: `layers` counts its layers by block name, `copies` of the weights (DualPipe holds two stages)."""
+
+    rank: int
+    layers: tuple[tuple[str, int], ...]
+    embedding: bool
+    head: bool
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One class of ranks for each plan, as columns; `exists` is false where a plan has fewer classes."""
+
+    rank: IntColumn
+    layers: dict[str, Column]
+    embedding: Column
+    head: Column
+    exists: Column
+
+
+def places(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[Place]:
+    """The classes of ranks of a pipeline of `pp` ranks with `virtual` chunks each."""
+    v_shape = structure.schedule in V_SHAPED
+    virtual = max(virtual, 2) if v_shape and pp > 1 else virtual
+    counts = layers_per_stage(model.num_layers, pp * virtual, structure.layers_per_stage)
+    ranks = layers_of_rank(counts, pp, v_shape)
+    last = 0 if v_shape and virtual % 2 == 0 else pp - 1
+    found: dict[tuple[object, ...], Place] = {}
+    for rank in range(pp):
+        chunks = list(ranks[rank])
+        ends = {rank}
+        if structure.schedule == "dualpipe" and pp > 1:
+            chunks += ranks[pp - 1 - rank]
+            ends.add(pp - 1 - rank)
+        layers = tuple(sorted(Counter(model.layers[i] for chunk in chunks for i in chunk).items()))
+        place = Place(rank, layers, 0 in ends, last in ends)
+        found.setdefault((layers, place.embedding, place.head), place)
+    return _undominated(list(found.values()))
+
+
+def _undominated(found: list[Place]) -> list[Place]:
+    """Without classes that an earlier rank exceeds in every count."""
+
+    def exceeds(a: Place, b: Place) -> bool:
+        mine = dict(a.layers)
+        return a.rank < b.rank and a.embedding >= b.embedding and a.head >= b.head and all(mine.get(k, 0) >= n for k, n in b.layers)
+
+    return [b for b in found if not any(exceeds(a, b) for a in found)]
+
+
+def slots(scope: Scope) -> list[Slot]:
+    """The classes of ranks of every plan: slot k holds each plan's k-th class."""
+    pp, virtual = scope.table.pp, scope.table.virtual_stages
+    pairs, inverse = np.unique(np.stack([pp, virtual]), axis=1, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    lists = [places(scope.model, scope.structure, int(p), int(v)) for p, v in pairs.T]
+    names = list(scope.model.blocks)
+    made = []
+    for k in range(max(len(x) for x in lists)):
+        chosen = [x[k] if k < len(x) else x[0] for x in lists]
+
+        def column(values: list[float]) -> Column:
+            return np.array(values, dtype=np.float64)[inverse]
+
+        made.append(
+            Slot(
+                rank=np.array([p.rank for p in chosen], dtype=np.int64)[inverse],
+                layers={name: column([float(dict(p.layers).get(name, 0)) for p in chosen]) for name in names},
+                embedding=column([float(p.embedding) for p in chosen]),
+                head=column([float(p.head) for p in chosen]),
+                exists=column([float(k < len(x)) for x in lists]),
+            )
+        )
+    return made
+
+
+def in_flight(scope: Scope, rank: IntColumn) -> Column:
+    """Micro-batches whose activations a rank holds at most, in units of its whole share of one (chunks of an interleaved schedule count
+    1/v).
+    """
+    p, m, r = scope.pp, scope.accumulation, rank.astype(np.float64)
+    v = np.maximum(scope.column("virtual_stages"), 1)
+    name = scope.structure.schedule
+    if name in ("gpipe", "looped-bfs"):
+        held = m
+    elif name == "eager-1f1b":
+        held = 2 * (p - r) - 1
+    elif name == "interleaved-1f1b":
+        held = np.where(v > 1, (2 * (p - 1 - r) + (v - 1) * p + 1) / v, p - r)
+    elif name in ("zb-h1", "interleaved-zb1p", "zb-v"):
+        held = p
+    elif name == "zb-h2":
+        held = 2 * p - 1
+    elif name == "v-half":
+        held = p / 2 + 1
+    elif name == "v-min":
+        held = p / 3 + 1
+    elif name == "dualpipe":
+        held = (p + 1) / 2  # p + 1 stage activations, and the rank's share is two stages
+    elif name == "dualpipe-v":
+        held = p + 0.5
+    else:
+        held = p - r
+    return np.where(p == 1, 1.0, np.maximum(np.minimum(held, m), 1 / v))
+
+
+def v_shaped(structure: Structure) -> bool:
+    return structure.schedule in V_SHAPED
