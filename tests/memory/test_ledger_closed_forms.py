@@ -1,6 +1,7 @@
 """Activation memory of a Transformer layer in closed form (Korthikanti et al., arXiv:2205.05198, table 2), against the rows of the blocks.
 
-s sequence, b micro-batch, h hidden, a heads, t tensor-parallel size; 16-bit activations, dropout 0.1 (one byte a mask element), scores kept.
+s sequence, b micro-batch, h hidden, a heads, t tensor-parallel size; 16-bit activations, dropout 0.1 (one byte a mask element), scores
+kept.
 The paper leaves the statistics of the two norms out (8 bytes a token and norm): here they are counted apart.
 """
 
