@@ -1,13 +1,15 @@
 """Model families, one file each: a Hugging Face ``config.json`` to a `ModelSpec`.
 
 A family file exposes ``FAMILY = Family(name, model_types, build)``. `build_model` finds the family by ``model_type``; a type that no family
-knows is refused by name, never guessed.
+knows is refused by name, never guessed. A multimodal configuration is read as its language model (``text_config``).
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -27,6 +29,8 @@ class Family:
 
 
 FAMILIES = Registry("trainwright.models", "FAMILY", "model family")
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
+DEFAULT_TEXT = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama"}
 
 
 @cache
@@ -34,14 +38,43 @@ def _by_type() -> dict[str, Family]:
     return {t: family for family in FAMILIES.values() for t in family.model_types}
 
 
+def _family(kind: str) -> Family | None:
+    """The family of a ``model_type``: the file of that name where there is one (no need to import the others), else whichever lists it."""
+    if kind.isidentifier() and importlib.util.find_spec(f"{__name__}.{kind}") is not None:
+        family = getattr(importlib.import_module(f"{__name__}.{kind}"), "FAMILY", None)
+        if family is not None and kind in family.model_types:
+            return family
+    return _by_type().get(kind)
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model of a multimodal configuration: its own keys, with the wrapper's tied embeddings where it does not say."""
+    inner = next((config[k] for k in TEXT_PARTS if isinstance(config.get(k), Mapping) and config[k]), None)
+    if inner is None:
+        return config
+    merged = dict(inner)
+    if "model_type" not in merged:
+        merged["model_type"] = DEFAULT_TEXT.get(str(config.get("model_type")), config.get("model_type"))
+    if "tie_word_embeddings" not in merged and "tie_word_embeddings" in config:
+        merged["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return merged
+
+
 def build_model(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     """A configuration's keys -> ModelSpec.
 
-    Raises `SpecError` for an unknown ``model_type`` (with the nearest families) and for keys that are missing, of the wrong kind or do not fit.
+    Raises `SpecError` for an unknown ``model_type`` (with the nearest families) and for keys that are missing, of a wrong kind or do not fit.
     """
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or not kind:
+    text = text_part(config)
+    kind = text.get("model_type")
+    if kind is None or kind == "":
         raise SpecError("has no model_type", name or "model", sorted(_by_type()))
-    if kind not in _by_type():
+    if not isinstance(kind, str):
+        raise SpecError(f"{str(kind)[:40]!r} is not a model_type", name or "model", sorted(_by_type()))
+    family = _family(kind)
+    if family is None:
         raise unknown("model_type", kind, _by_type(), name or "model")
-    return _by_type()[kind].build(config, name)
+    model = family.build(text, name)
+    if text is not config:
+        model = replace(model, notes=("text part only: the encoders of other modalities are left out", *model.notes))
+    return model

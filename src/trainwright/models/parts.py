@@ -1,49 +1,63 @@
-"""What families are made of: reading keys of a configuration, and the rows of attention, MLP and experts.
+"""What layers are made of: the rows of attention, MLP and experts.
 
-Every function returns `Op` rows; the order of rows is the order of execution and the order in which PyTorch registers the weights.
+A *part* is a function of the name of its input and of its output that returns rows in the order of execution, also the order in which
+PyTorch registers the weights. `layers` joins parts to blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..errors import SpecError, nearest
-from ..spec.blocks import Block, Op, Region, Weight
-from ..spec.model import ModelSpec
+from ..errors import SpecError
+from ..spec.blocks import Op, Region, Weight
+from .keys import MOST_EXPERTS, MOST_HEADS, Keys
 
-MISSING = object()
-
-
-def read(
-    config: Mapping[str, Any],
-    *names: str,
-    default: Any = MISSING,
-    least: int = 1,
-    most: int = 2**40,
-    name: str = "model",
-) -> Any:
-    """The first of `names` that the configuration has, as a whole number between `least` and `most`."""
-    for key in names:
-        if config.get(key) is not None:
-            value = config[key]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-                raise SpecError(f"{str(value)[:40]!r} is not a whole number", f"{name}.{key}")
-            if not least <= value <= most:
-                raise SpecError(f"{value} is not between {least} and {most}", f"{name}.{key}")
-            return int(value)
-    if default is not MISSING:
-        return default
-    raise SpecError(f"{names[0]} is missing", name, nearest(names[0], config))
+Part = Callable[[str, str], list[Op]]
+Norm = Callable[[str, str, str], Op]
 
 
-def flag(config: Mapping[str, Any], key: str, default: bool, name: str = "model") -> bool:
-    value = config.get(key, default)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise SpecError(f"{str(value)[:40]!r} is not true or false", f"{name}.{key}")
-    return value
+@dataclass(frozen=True)
+class Heads:
+    """`heads` query heads that share `kv_heads` key-value heads, each of `head_dim`."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+def divisors_near(number: int, wanted: int, count: int = 3) -> list[int]:
+    """The divisors of `number` nearest to `wanted`."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted(sorted({*small, *(number // d for d in small)}, key=lambda d: abs(d - wanted))[:count])
+
+
+def read_heads(keys: Keys, hidden: int, heads_key: str = "num_attention_heads", *kv_keys: str) -> Heads:
+    """Heads as a configuration gives them: ``head_dim`` apart or hidden / heads, key-value heads as many as heads where it does not say."""
+    heads = keys.whole(heads_key, "num_attention_heads", most=MOST_HEADS)
+    kv_keys = kv_keys or ("num_key_value_heads",)
+    kv_heads = keys.whole(*kv_keys, default=heads, most=MOST_HEADS)
+    if heads % kv_heads:
+        raise SpecError(
+            f"{heads} heads do not divide over {kv_heads} key-value heads", keys.where(kv_keys[0]), divisors_near(heads, kv_heads)
+        )
+    head_dim = keys.whole("head_dim", default=None, most=2**16)
+    if head_dim is None:
+        if hidden % heads:
+            raise SpecError(
+                f"a hidden size of {hidden} does not divide over {heads} heads", keys.where(heads_key), divisors_near(hidden, heads)
+            )
+        head_dim = hidden // heads
+    return Heads(hidden, heads, kv_heads, head_dim)
 
 
 def linear(
@@ -56,25 +70,14 @@ def linear(
     bias: bool = False,
     parallel: str = "column",
     prefix: str = "",
-    function: str = "",
+    region: Region | None = None,
 ) -> Op:
     """One product k -> n. `parallel`: column (outputs split), row (inputs split) or replicated."""
     tp_dim = {"column": 0, "row": 1, "replicated": None}[parallel]
-    path = f"{prefix}{name}"
-    weights = [Weight(f"{path}.weight", (n, k), tp_dim)]
+    weights = [Weight(f"{prefix}{name}.weight", (n, k), tp_dim)]
     if bias:
-        weights.append(Weight(f"{path}.bias", (n,), 0 if parallel == "column" else None))
-    return Op(
-        "linear",
-        name,
-        (source,),
-        output,
-        n,
-        "tensor" if parallel == "column" else "sequence",
-        tuple(weights),
-        k=k,
-        function=function,
-    )
+        weights.append(Weight(f"{prefix}{name}.bias", (n,), 0 if parallel == "column" else None))
+    return Op("linear", name, (source,), output, n, region or ("tensor" if parallel == "column" else "sequence"), tuple(weights), k=k)
 
 
 def norm(
@@ -86,120 +89,120 @@ def norm(
     *,
     bias: bool = False,
     heads: int = 0,
+    per_head: bool = False,
     path: str = "",
+    region: Region = "sequence",
 ) -> Op:
-    """A norm over `width` elements; with `heads` over each head's `width` elements (the output then has heads x width)."""
-    path = path or name
-    weights = [] if kind.endswith("no-weight") else [Weight(f"{path}.weight", (width,))]
-    if bias:
-        weights.append(Weight(f"{path}.bias", (width,)))
-    region: Region = "tensor" if heads else "sequence"
-    return Op(
-        "norm",
-        name,
-        (source,),
-        output,
-        width * max(heads, 1),
-        region,
-        tuple(weights),
-        function=kind,
-        heads=heads,
-        head_dim=width if heads else 0,
-    )
+    """A norm over `width` elements; with `heads` over each head's `width` elements (the output then has heads x width).
+
+    `per_head`: each head has weights of its own (StableLM) instead of sharing one vector.
+    """
+    size = width * heads if per_head else width
+    weights = [] if kind.endswith("no-weight") else [Weight(f"{path or name}.weight", (size,))]
+    if bias and weights:
+        weights.append(Weight(f"{path or name}.bias", (size,)))
+    where: Region = "tensor" if heads else region
+    out = width * max(heads, 1)
+    return Op("norm", name, (source,), output, out, where, tuple(weights), function=kind, heads=heads, head_dim=width if heads else 0)
 
 
-def activation(name: str, source: str, output: str, width: int, function: str, region: str = "tensor") -> Op:
-    return Op("activation", name, (source,), output, width, region, function=function)  # type: ignore[arg-type]
+def norms(width: int, kind: str = "rms", *, bias: bool = False) -> Norm:
+    """The norm that a model uses throughout: a function of (name, input, output)."""
+    return lambda name, source, output: norm(name, source, output, width, kind, bias=bias)
 
 
-def multiply(name: str, a: str, b: str, output: str, width: int, region: str = "tensor") -> Op:
-    return Op("multiply", name, (a, b), output, width, region)  # type: ignore[arg-type]
+def activation(name: str, source: str, output: str, width: int, function: str, region: Region = "tensor") -> Op:
+    return Op("activation", name, (source,), output, width, region, function=function)
+
+
+def multiply(name: str, a: str, b: str, output: str, width: int, region: Region = "tensor") -> Op:
+    return Op("multiply", name, (a, b), output, width, region)
 
 
 def add(name: str, a: str, b: str, output: str, width: int) -> Op:
     return Op("add", name, (a, b), output, width, "sequence")
 
 
+def qk_norms(shape: Heads, kind: str, prefix: str, names: tuple[str, str], function: str = "rms", bias: bool = False) -> list[Op]:
+    """Norms of q and k: "head" one vector for all heads (Qwen3), "each" one a head (StableLM), "all" over all heads together (OLMo 2)."""
+    rows = []
+    for name, source, heads in ((names[0], "q", shape.heads), (names[1], "k", shape.kv_heads)):
+        path, out = f"{prefix}{name}", f"{source}_n"
+        if kind == "all":
+            rows.append(norm(name, source, out, heads * shape.head_dim, function, bias=bias, path=path, region="tensor"))
+        else:
+            rows.append(norm(name, source, out, shape.head_dim, function, bias=bias, heads=heads, per_head=kind == "each", path=path))
+    return rows
+
+
 def attention(
-    source: str,
-    output: str,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
+    shape: Heads,
     *,
     qkv_bias: bool = False,
     out_bias: bool = False,
     qk_norm: str = "",
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm"),
+    qk_norm_function: str = "rms",
+    qk_norm_bias: bool = False,
     rope: bool = True,
     window: int | None = None,
+    sinks: bool = False,
+    gated: bool = False,
     prefix: str = "self_attn.",
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
-) -> list[Op]:
+) -> Part:
     """Multi-head, grouped-query (kv_heads < heads) or multi-query attention with its four projections.
 
-    `qk_norm`: "" none, "head" a norm of head_dim on each head (Qwen3), "all" one over all heads together (OLMo 2).
+    `qk_norm` as in `qk_norms`. `sinks`: one learned logit a head (gpt-oss). `gated`: the query projection also yields a gate of the same
+    width whose sigmoid multiplies the output (Qwen3-Next).
     """
-    if heads % kv_heads:
-        raise SpecError(f"{heads} heads do not divide over {kv_heads} key-value heads", "model.num_key_value_heads")
     q_name, k_name, v_name, o_name = names
-    q_width, kv_width = heads * head_dim, kv_heads * head_dim
-    ops = [
-        linear(q_name, source, "q", hidden, q_width, bias=qkv_bias, prefix=prefix),
-        linear(k_name, source, "k", hidden, kv_width, bias=qkv_bias, prefix=prefix),
-        linear(v_name, source, "v", hidden, kv_width, bias=qkv_bias, prefix=prefix),
-    ]
-    q, k = "q", "k"
-    if qk_norm == "head":
-        ops += [
-            norm("q_norm", q, "q_n", head_dim, heads=heads, path=f"{prefix}q_norm"),
-            norm("k_norm", k, "k_n", head_dim, heads=kv_heads, path=f"{prefix}k_norm"),
+    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+
+    def rows(source: str, output: str) -> list[Op]:
+        ops = [
+            linear(q_name, source, "q", shape.hidden, shape.q_width * (2 if gated else 1), bias=qkv_bias, prefix=prefix),
+            linear(k_name, source, "k", shape.hidden, shape.kv_width, bias=qkv_bias, prefix=prefix),
+            linear(v_name, source, "v", shape.hidden, shape.kv_width, bias=qkv_bias, prefix=prefix),
         ]
-        q, k = "q_n", "k_n"
-    elif qk_norm == "all":
-        ops += [_norm_of_all("q_norm", q, "q_n", q_width, prefix), _norm_of_all("k_norm", k, "k_n", kv_width, prefix)]
-        q, k = "q_n", "k_n"
-    if rope:
+        q, k = "q", "k"
+        if qk_norm:
+            ops += qk_norms(shape, qk_norm, prefix, qk_norm_names, qk_norm_function, qk_norm_bias)
+            q, k = "q_n", "k_n"
+        if rope:
+            width = shape.q_width + shape.kv_width
+            ops.append(Op("rope", "rope", (q, k), "q_r", width, "tensor", heads=heads, kv_heads=kv_heads, head_dim=dim))
+            q, k = "q_r", "k_r"
+        sink = (Weight(f"{prefix}sinks", (heads,), 0),) if sinks else ()
         ops.append(
             Op(
-                "rope",
-                "rope",
-                (q, k),
-                "q_r",
-                q_width + kv_width,
+                "attention",
+                "core_attn",
+                (q, k, "v"),
+                "attn",
+                shape.q_width,
                 "tensor",
+                sink,
                 heads=heads,
                 kv_heads=kv_heads,
-                head_dim=head_dim,
+                head_dim=dim,
+                v_head_dim=dim,
+                window=window,
             )
         )
-        q, k = "q_r", "k_r"
-    ops.append(
-        Op(
-            "attention",
-            "core_attn",
-            (q, k, "v"),
-            "attn",
-            q_width,
-            "tensor",
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            v_head_dim=head_dim,
-            window=window,
-        )
-    )
-    ops.append(linear(o_name, "attn", output, q_width, hidden, bias=out_bias, parallel="row", prefix=prefix))
-    return ops
+        out = "attn"
+        if gated:
+            ops += [
+                activation("gate", "q", "attn_gate", shape.q_width, "sigmoid"),
+                multiply("gate_mul", "attn", "attn_gate", "gated", shape.q_width),
+            ]
+            out = "gated"
+        return [*ops, linear(o_name, out, output, shape.q_width, shape.hidden, bias=out_bias, parallel="row", prefix=prefix)]
 
-
-def _norm_of_all(name: str, source: str, output: str, width: int, prefix: str) -> Op:
-    return Op("norm", name, (source,), output, width, "tensor", (Weight(f"{prefix}{name}.weight", (width,)),), function="rms")
+    return rows
 
 
 def gated_mlp(
-    source: str,
-    output: str,
     hidden: int,
     ffn: int,
     function: str = "silu",
@@ -207,21 +210,23 @@ def gated_mlp(
     bias: bool = False,
     prefix: str = "mlp.",
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> list[Op]:
+) -> Part:
     """down(act(gate x) * up x)."""
     gate, up, down = names
-    return [
-        linear(gate, source, f"{prefix}gate", hidden, ffn, bias=bias, prefix=prefix),
-        linear(up, source, f"{prefix}up", hidden, ffn, bias=bias, prefix=prefix),
-        activation("act", f"{prefix}gate", f"{prefix}act", ffn, function),
-        multiply("mul", f"{prefix}act", f"{prefix}up", f"{prefix}product", ffn),
-        linear(down, f"{prefix}product", output, ffn, hidden, bias=bias, parallel="row", prefix=prefix),
-    ]
+
+    def rows(source: str, output: str) -> list[Op]:
+        return [
+            linear(gate, source, f"{prefix}gate", hidden, ffn, bias=bias, prefix=prefix),
+            linear(up, source, f"{prefix}up", hidden, ffn, bias=bias, prefix=prefix),
+            activation("act", f"{prefix}gate", f"{prefix}act", ffn, function),
+            multiply("mul", f"{prefix}act", f"{prefix}up", f"{prefix}product", ffn),
+            linear(down, f"{prefix}product", output, ffn, hidden, bias=bias, parallel="row", prefix=prefix),
+        ]
+
+    return rows
 
 
 def plain_mlp(
-    source: str,
-    output: str,
     hidden: int,
     ffn: int,
     function: str = "gelu",
@@ -229,152 +234,78 @@ def plain_mlp(
     bias: bool = True,
     prefix: str = "mlp.",
     names: tuple[str, str] = ("up_proj", "down_proj"),
-) -> list[Op]:
-    """down(act(up x))."""
+) -> Part:
+    """down(act(up x)). The learned slopes of ``xielu`` are two scalars (arXiv:2411.13010)."""
     up, down = names
-    return [
-        linear(up, source, f"{prefix}up", hidden, ffn, bias=bias, prefix=prefix),
-        activation("act", f"{prefix}up", f"{prefix}act", ffn, function),
-        linear(down, f"{prefix}act", output, ffn, hidden, bias=bias, parallel="row", prefix=prefix),
-    ]
+    slopes = (Weight(f"{prefix}act_fn.alpha_p", (1,)), Weight(f"{prefix}act_fn.alpha_n", (1,))) if function == "xielu" else ()
+
+    def rows(source: str, output: str) -> list[Op]:
+        return [
+            linear(up, source, f"{prefix}up", hidden, ffn, bias=bias, prefix=prefix),
+            Op("activation", "act", (f"{prefix}up",), f"{prefix}act", ffn, "tensor", slopes, function=function),
+            linear(down, f"{prefix}act", output, ffn, hidden, bias=bias, parallel="row", prefix=prefix),
+        ]
+
+    return rows
+
+
+def read_experts(keys: Keys, count_key: str, *more: str, top_k: str = "num_experts_per_tok") -> tuple[int, int]:
+    """(experts, experts that a token takes), the second not above the first."""
+    count = keys.whole(count_key, *more, most=MOST_EXPERTS)
+    taken = keys.whole(top_k, most=MOST_EXPERTS)
+    if taken > count:
+        raise SpecError(f"a token takes {taken} of {count} experts", keys.where(top_k), [count])
+    return count, taken
 
 
 def experts(
-    source: str,
-    output: str,
     hidden: int,
     ffn: int,
     count: int,
     top_k: int,
     *,
-    gated: bool = True,
     function: str = "silu",
     bias: bool = False,
-    router_bias: bool = False,
+    router: str = "gate",
     prefix: str = "mlp.",
-) -> list[Op]:
-    """A router and `count` experts of which each token takes `top_k`; weights are stacked over the experts, as grouped products want them."""
-    if top_k > count:
-        raise SpecError(f"{top_k} experts a token of {count}", "model.num_experts_per_tok")
-    router = [Weight(f"{prefix}gate.weight", (count, hidden))]
-    if router_bias:
-        router.append(Weight(f"{prefix}gate.bias", (count,)))
+    shared: Part | None = None,
+    shared_gate: bool = False,
+) -> Part:
+    """A router and `count` gated experts of which each token takes `top_k`; weights are stacked over the experts for grouped products.
 
-    def product(name: str, inp: str, out: str, k: int, n: int, parallel: str) -> Op:
-        column = parallel == "column"
+    `bias`: router and experts have biases (gpt-oss). `shared`: an MLP that every token passes, added to the routed sum; `shared_gate`
+    scales it by the sigmoid of a product with one output (Qwen2-MoE).
+    """
+
+    def product(name: str, source: str, output: str, k: int, n: int, column: bool) -> Op:
         weights = [Weight(f"{prefix}experts.{name}.weight", (count, n, k), 1 if column else 2, 0)]
         if bias:
             weights.append(Weight(f"{prefix}experts.{name}.bias", (count, n), 1 if column else None, 0))
-        return Op("grouped_linear", name, (inp,), out, n, "tensor", tuple(weights), k=k, experts=count, top_k=top_k)
+        return Op("grouped_linear", name, (source,), output, n, "tensor", tuple(weights), k=k, experts=count, top_k=top_k)
 
-    ops = [
-        Op(
-            "router",
-            "router",
-            (source,),
-            "scores",
-            count,
-            "sequence",
-            tuple(router),
-            k=hidden,
-            experts=count,
-            top_k=top_k,
-        ),
-        Op("dispatch", "dispatch", (source, "scores"), "routed", hidden, "sequence", experts=count, top_k=top_k),
-    ]
-    if gated:
-        ops += [
-            product("gate_proj", "routed", "expert_gate", hidden, ffn, "column"),
-            product("up_proj", "routed", "expert_up", hidden, ffn, "column"),
-            Op(
-                "activation",
-                "expert_act",
-                ("expert_gate",),
-                "expert_act",
-                ffn,
-                "tensor",
-                function=function,
-                experts=count,
-                top_k=top_k,
-            ),
-            Op(
-                "multiply",
-                "expert_mul",
-                ("expert_act", "expert_up"),
-                "expert_product",
-                ffn,
-                "tensor",
-                experts=count,
-                top_k=top_k,
-            ),
-            product("down_proj", "expert_product", "expert_out", ffn, hidden, "row"),
+    def routed(source: str, output: str) -> list[Op]:
+        weights = [Weight(f"{prefix}{router}.weight", (count, hidden))] + ([Weight(f"{prefix}{router}.bias", (count,))] if bias else [])
+        return [
+            Op("router", "router", (source,), "scores", count, "sequence", tuple(weights), k=hidden, experts=count, top_k=top_k),
+            Op("dispatch", "dispatch", (source, "scores"), "routed", hidden, "sequence", experts=count, top_k=top_k),
+            product("gate_proj", "routed", "expert_gate", hidden, ffn, True),
+            product("up_proj", "routed", "expert_up", hidden, ffn, True),
+            Op("activation", "expert_act", ("expert_gate",), "expert_act", ffn, "tensor", function=function, experts=count, top_k=top_k),
+            Op("multiply", "expert_mul", ("expert_act", "expert_up"), "expert_product", ffn, "tensor", experts=count, top_k=top_k),
+            product("down_proj", "expert_product", "expert_out", ffn, hidden, False),
+            Op("combine", "combine", ("expert_out", "scores"), output, hidden, "sequence", experts=count, top_k=top_k),
         ]
-    else:
-        ops += [
-            product("up_proj", "routed", "expert_up", hidden, ffn, "column"),
-            Op(
-                "activation",
-                "expert_act",
-                ("expert_up",),
-                "expert_act",
-                ffn,
-                "tensor",
-                function=function,
-                experts=count,
-                top_k=top_k,
-            ),
-            product("down_proj", "expert_act", "expert_out", ffn, hidden, "row"),
-        ]
-    return [
-        *ops,
-        Op("combine", "combine", ("expert_out", "scores"), output, hidden, "sequence", experts=count, top_k=top_k),
-    ]
 
+    def rows(source: str, output: str) -> list[Op]:
+        if shared is None:
+            return routed(source, output)
+        ops = [*routed(source, "routed_sum"), *shared(source, "shared_sum")]
+        if shared_gate:
+            ops += [
+                linear("shared_expert_gate", source, "shared_logit", hidden, 1, parallel="replicated", prefix=prefix),
+                activation("shared_gate", "shared_logit", "shared_scale", 1, "sigmoid", "sequence"),
+                multiply("shared_mul", "shared_sum", "shared_scale", "shared_scaled", hidden, "sequence"),
+            ]
+        return [*ops, add("add_shared", "routed_sum", "shared_scaled" if shared_gate else "shared_sum", output, hidden)]
 
-def embedding(vocab: int, hidden: int, *, positions: int = 0, name: str = "embed_tokens", position_name: str = "embed_positions") -> Block:
-    """The token table, and a table of learned positions where the model has one."""
-    ops = [Op("embedding", name, (), "x", hidden, "sequence", (Weight(f"{name}.weight", (vocab, hidden), 0),))]
-    if positions:
-        table = Weight(f"{position_name}.weight", (positions, hidden), 0, tp_needs_sp=True)
-        ops += [
-            Op("embedding", position_name, (), "p", hidden, "sequence", (table,)),
-            add("embed_add", "x", "p", "x", hidden),
-        ]
-    return Block("embedding", tuple(ops))
-
-
-def head(
-    vocab: int,
-    hidden: int,
-    tied: bool,
-    *,
-    kind: str = "rms",
-    norm_bias: bool = False,
-    bias: bool = False,
-    norm_name: str = "norm",
-) -> Block:
-    """Final norm, output projection (no weight of its own where tied) and cross-entropy."""
-    weights: tuple[Weight, ...] = () if tied else (Weight("lm_head.weight", (vocab, hidden), 0),)
-    if bias:
-        weights += (Weight("lm_head.bias", (vocab,), 0),)
-    return Block(
-        "head",
-        (
-            norm(norm_name, "x", "final", hidden, kind, bias=norm_bias),
-            Op("linear", "lm_head", ("final",), "logits", vocab, "tensor", weights, k=hidden),
-            Op("cross_entropy", "loss", ("logits",), "loss", vocab, "tensor"),
-        ),
-    )
-
-
-def one_kind_of_layer(name: str, family: str, config: Mapping[str, Any], layer: Block, layers: int, **fields: Any) -> ModelSpec:
-    """The common case: `layers` times the same block."""
-    return ModelSpec(
-        name=name,
-        family=family,
-        model_type=str(config.get("model_type", family)),
-        blocks={layer.name: layer},
-        layers=(layer.name,) * layers,
-        config=dict(config),
-        **fields,
-    )
+    return rows
