@@ -26,8 +26,8 @@ def build(config: Mapping[str, Any], name: str) -> ModelSpec:
     hidden, layers, ffn, dense_ffn = keys.hidden(), keys.layers(), keys.ffn(), keys.ffn("intermediate_size_mlp")
     shape, bias = read_heads(keys, hidden), keys.flag("attention_bias")
     function, step = keys.function("hidden_act", default="silu"), keys.whole("interleave_moe_layer_step", default=1)
-    sparse = keys.wholes("moe_layers")
-    sparse = set(range(step - 1, layers, step)) if sparse is None else set(sparse)
+    listed = keys.wholes("moe_layers")
+    sparse = set(range(step - 1, layers, step) if listed is None else listed)
     # A layer with rotary positions sees its chunk only. A chunk is taken for a window of its width: right for sequences up to one chunk,
     # an upper bound of twice the work beyond.
     chunk, ropes = keys.whole("attention_chunk_size", default=None), rotary_layers(keys, layers)
