@@ -8,7 +8,7 @@ machine, prices below their own spot price), never count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -65,6 +65,7 @@ def user_prices(catalog_files: Sequence[str]) -> list[dict[str, Any]]:
 
 def list_prices(catalog_files: Sequence[str] = ()) -> list[dict[str, Any]]:
     """One plain row a price, for tables; a range has different low and high."""
+    every: list[Mapping[str, Any]] = [*user_prices(catalog_files), *tables.rows("prices.csv")]
     return [
         {
             "gpu": row["gpu"],
@@ -77,5 +78,5 @@ def list_prices(catalog_files: Sequence[str] = ()) -> list[dict[str, Any]]:
             "source": row["source"],
             "confidence": row.get("confidence", "given by the user"),
         }
-        for row in (*user_prices(catalog_files), *tables.rows("prices.csv"))
+        for row in every
     ]
