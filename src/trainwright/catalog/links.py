@@ -11,15 +11,18 @@ from typing import Any
 
 from ..spec.cluster import ClusterSpec, GpuSpec
 
+PCIE4_BYTES_PER_S = 30e9  # sixteen lanes, one way
+
 
 @dataclass(frozen=True)
 class ScaleUpLink:
     """A link between the GPUs of one node or rack.
 
     Shares are of the nominal one-way rate of a GPU: `ring` what every hop of a ring moves, `in_network` the traffic of a GPU while the
-    switch reduces (NVLS; 0 = the switch cannot), `pair` one send and receive, `exchange` an all-to-all. A collective starts after
-    `start_s` and takes `hop_s` a step; its transfer takes bytes / rate x (1 + (half_bytes / bytes)^power), so at `half_bytes` half of the
-    rate is reached.
+    switch reduces (NVLS; 0 = the switch cannot), `pair` one send and receive, `exchange` an all-to-all. A collective starts after `start_s`
+    and takes `hop_s` a step (`in_network`: a start and a hop for each GPU, which owns one piece of the message). Its transfer takes
+    bytes / rate x (1 + (half_bytes / bytes)^power), so at `half_bytes` half of the rate is reached. `network_channels`: NICs that the
+    collectives of one domain use at most, 0 = those of all members; set where the domain is a rack of several hosts.
     """
 
     id: str
@@ -33,27 +36,31 @@ class ScaleUpLink:
     half_bytes: float
     power: float
     in_network_start_s: float
+    in_network_hop_s: float
     in_network_half_bytes: float
     in_network_power: float
+    network_channels: int
     source: str
 
 
 @dataclass(frozen=True)
 class ScaleOutLink:
-    """The network between nodes or racks: shares of the rate of the NICs; `hop_s` is one message through proxy, NIC and switch.
+    """The network between nodes or racks.
 
-    `below_reference`: the row holds for clusters whose rate a GPU is below that of the reference design, as cloud Ethernet is.
+    Shares are of the rate of the NICs: what a `ring`, a `tree`, a tree of switch-reduced nodes (`in_network_tree`) or an all-to-all
+    (`exchange`) moves of a long message. `hop_s` is one message through proxy, NIC and switch. Short messages go by a low-latency protocol
+    that moves `small_bytes_per_s` a NIC (at most a quarter of its rate: every word carries a flag, and nothing is pipelined); long ones
+    fill a pipeline first, `fill_s` for every doubling of the number of nodes.
     """
 
     id: str
-    below_reference: bool
     ring: float
     tree: float
     in_network_tree: float
     exchange: float
     hop_s: float
-    half_bytes: float
-    power: float
+    small_bytes_per_s: float
+    fill_s: float
     source: str
 
 
@@ -62,7 +69,7 @@ def scaleup_link(gpu: GpuSpec) -> ScaleUpLink:
     end."""
     rows = _scaleup()
     if not gpu.link_bytes_per_s:
-        return next(row for row in rows if row.id == "pcie")
+        return pcie_link()
     name = gpu.link.lower()
     for row in rows:
         if any(word.lower() in name for word in row.words):
@@ -71,15 +78,20 @@ def scaleup_link(gpu: GpuSpec) -> ScaleUpLink:
 
 
 def pcie_link() -> ScaleUpLink:
+    """What joins the GPUs of a node beyond their link, or where they have none."""
     return next(row for row in _scaleup() if row.id == "pcie")
 
 
 def scaleout_link(cluster: ClusterSpec) -> ScaleOutLink:
-    """Cloud Ethernet where a GPU has clearly less network than the reference design of its node (nothing else in a cluster tells them
-    apart)."""
+    """The kind of network: ``cloud-ethernet`` where a GPU has clearly less network than the reference design of its node (nothing else in a
+    cluster tells them apart), ``rdma-pcie3`` where the host's bus is of the third generation, else ``rdma``."""
     reference = cluster.gpu.nic_default_gbps * 1e9 / 8
-    below = bool(reference) and cluster.network_bytes_per_s < 0.75 * reference
-    return next(row for row in _scaleout() if row.below_reference == below)
+    kind = "rdma"
+    if cluster.network_bytes_per_s < 0.75 * reference:
+        kind = "cloud-ethernet"
+    elif 0 < cluster.gpu.pcie_bytes_per_s < PCIE4_BYTES_PER_S:
+        kind = "rdma-pcie3"
+    return next(row for row in _scaleout() if row.id == kind)
 
 
 @cache

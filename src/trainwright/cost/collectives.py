@@ -11,9 +11,10 @@ domain is that of the link, between domains that of the members' own NICs (other
     hierarchical  reduce-scatter inside, all-reduce between, all-gather inside
     pairwise      all-to-all: (g-1)/n S over the link at the same time as (n-g)/n S over the NIC; send_recv: S
 
-Each takes start + steps x hop + bytes / rate x (1 + (half / S)^power); without a given algorithm the fastest one that the hardware has is
-taken, as NCCL's tuner does. Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL src/graph/tuning.cc (latencies),
-constants: ``links.toml``.
+Each takes start + steps x hop + transfer. Inside a domain a transfer is bytes / rate x (1 + (half / S)^power); between domains the
+shorter of a low-latency protocol at a share of the rate and a bulk protocol that fills its pipeline first. Without a given algorithm the
+fastest one that the hardware has is taken, as NCCL's tuner does. Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL
+src/graph/tuning.cc (latencies), constants: ``links.toml``.
 """
 
 from __future__ import annotations
@@ -24,17 +25,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..catalog.links import ScaleOutLink, ScaleUpLink, scaleout_link, scaleup_link
+from ..catalog.links import ScaleOutLink, ScaleUpLink, pcie_link, scaleout_link, scaleup_link
 from ..errors import SpecError, unknown
 from ..spec.cluster import ClusterSpec
 from .table import Column
 
 BoolColumn = NDArray[np.bool_]
 
-# Every channel of a ring between domains owns a NIC on its way; NCCL's topology search finds no more than this many.
-MAX_NETWORK_CHANNELS = 8
-# NCCL's tree is a chain inside a domain; its tuner leaves it alone where the chain is a rack long.
-LONGEST_CHAIN = 16
 # With fewer GPUs a ring is as fast as in-network reduction, and NCCL does not offer it.
 SMALLEST_NVLS = 5
 
@@ -51,8 +48,11 @@ class _Group:
     net: ScaleOutLink
     link_rate: Column
     nic_rate: float
-    several_hosts: bool  # a domain spans hosts (a rack)
-    bridged: Column  # nodes of several domains that PCIe joins: 1 where the group crosses PCIe
+
+    @property
+    def rack(self) -> bool:
+        """Whether the link joins several hosts. Between racks NCCL has no tree of switch-reduced domains, and takes rings."""
+        return self.link.network_channels > 0
 
     @property
     def many(self) -> BoolColumn:
@@ -60,11 +60,26 @@ class _Group:
 
     def domain_nics(self, share: float) -> Column:
         """Bytes/s out of a domain through the NICs of its members; infinite inside one domain."""
-        return np.where(self.many, np.minimum(self.g, MAX_NETWORK_CHANNELS) * self.nic_rate * share, np.inf)
+        nics = np.minimum(self.g, self.link.network_channels) if self.rack else self.g
+        return np.where(self.many, nics * self.nic_rate * share, np.inf)
 
     def ramp(self, half: float, power: float) -> Column:
         """1 + (half / S)^power: how much longer than at full rate."""
         return 1 + (half / np.maximum(self.size, 1)) ** power
+
+    def through_network(self, wire: Column) -> Column:
+        """A transfer of `wire` seconds at full rate between domains: short by the low-latency protocol, long after filling a pipeline."""
+        fill = np.ceil(np.log2(np.maximum(self.k, 1))) * self.net.fill_s
+        return np.minimum(wire * self.small_slowdown, fill + wire)
+
+    @property
+    def small_slowdown(self) -> float:
+        """How many times longer than at full rate the low-latency protocol takes."""
+        return self.nic_rate / min(self.net.small_bytes_per_s, self.nic_rate / 4)
+
+    def over_both(self, inside: Column, between: Column) -> Column:
+        """Seconds on the wire from those at full rate: `inside` one domain, `between` several (the slower of link and network)."""
+        return np.where(self.many, self.through_network(between), inside * self.ramp(self.link.half_bytes, self.link.power))
 
     def ring_hops(self, rounds: int) -> Column:
         """Seconds of hops for `rounds` trips around the ring; every domain is entered once a trip."""
@@ -73,11 +88,11 @@ class _Group:
 
 
 def _ring(c: _Group, rounds: int) -> Column:
-    rate = np.minimum(c.link_rate * c.link.ring, c.domain_nics(c.net.ring))
-    half = np.where(c.many, np.maximum(c.link.half_bytes, c.net.half_bytes), c.link.half_bytes)
-    power = np.where(c.many, c.net.power, c.link.power)
-    wire = rounds * (c.n - 1) / c.n * c.size / rate
-    return c.link.start_s + c.ring_hops(rounds) + wire * (1 + (half / np.maximum(c.size, 1)) ** power)
+    """`rounds` trips of (n-1)/n S: two for an all-reduce, one for a gather or a scatter."""
+    moved = rounds * (c.n - 1) / c.n * c.size
+    inside = moved / (c.link_rate * c.link.ring)
+    between = np.maximum(inside, moved / c.domain_nics(c.net.ring))
+    return c.link.start_s + c.ring_hops(rounds) + c.over_both(inside, between)
 
 
 def _tree_load(k: Column) -> Column:
@@ -92,10 +107,8 @@ def _tree_hops(c: _Group) -> Column:
 def _tree(c: _Group) -> Column:
     """All-reduce: up and down; the chain inside a domain carries S each way, the tree's edges run both ways at once."""
     inside = np.where(c.g > 1, 2 * c.size / (c.link_rate * c.link.ring), 0.0)
-    between = _tree_load(c.k) * c.size / c.domain_nics(c.net.tree)
-    half = np.where(c.many, c.net.half_bytes, c.link.half_bytes)
-    power = np.where(c.many, c.net.power, c.link.power)
-    return c.link.start_s + _tree_hops(c) + np.maximum(inside, between) * (1 + (half / np.maximum(c.size, 1)) ** power)
+    between = np.maximum(inside, _tree_load(c.k) * c.size / c.domain_nics(c.net.tree))
+    return c.link.start_s + _tree_hops(c) + c.over_both(inside, between)
 
 
 def _nvls_wire(c: _Group) -> Column:
@@ -104,43 +117,54 @@ def _nvls_wire(c: _Group) -> Column:
 
 
 def _nvls(c: _Group) -> Column:
-    return c.link.in_network_start_s + _nvls_wire(c)
+    return _nvls_hops(c) + _nvls_wire(c)
+
+
+def _nvls_hops(c: _Group) -> Column:
+    return c.link.in_network_start_s + c.g * c.link.in_network_hop_s
 
 
 def _nvls_tree(c: _Group) -> Column:
-    between = _tree_load(c.k) * c.size / c.domain_nics(c.net.in_network_tree) * c.ramp(c.net.half_bytes, c.net.power)
+    between = c.through_network(_tree_load(c.k) * c.size / c.domain_nics(c.net.in_network_tree))
     hops = 2 * np.ceil(np.log2(np.maximum(c.k, 1))) * c.net.hop_s
-    return c.link.in_network_start_s + hops + np.maximum(_nvls_wire(c), between)
+    return _nvls_hops(c) + hops + np.maximum(_nvls_wire(c), between)
 
 
 def _hierarchical(c: _Group) -> Column:
     inside = 2 * (c.g - 1) / c.g * c.size / (c.link_rate * c.link.ring) * c.ramp(c.link.half_bytes, c.link.power)
-    between = np.where(c.many, 2 * (c.k - 1) / c.k * c.size / c.domain_nics(c.net.ring) * c.ramp(c.net.half_bytes, c.net.power), 0.0)
+    between = np.where(c.many, c.through_network(2 * (c.k - 1) / c.k * c.size / c.domain_nics(c.net.ring)), 0.0)
     hops = 2 * ((c.g - 1) * c.link.hop_s + np.where(c.many, (c.k - 1) * c.net.hop_s, 0.0))
     return 2 * c.link.start_s + hops + inside + between
 
 
 def _broadcast_tree(c: _Group) -> Column:
-    rate = np.minimum(c.link_rate * c.link.ring, c.domain_nics(c.net.tree))
-    return c.link.start_s + _tree_hops(c) / 2 + c.size / rate * c.ramp(c.link.half_bytes, c.link.power)
+    return c.link.start_s + _tree_hops(c) / 2 + _stream(c, c.net.tree)
 
 
 def _broadcast_ring(c: _Group) -> Column:
-    rate = np.minimum(c.link_rate * c.link.ring, c.domain_nics(c.net.ring))
-    return c.link.start_s + c.ring_hops(1) + c.size / rate * c.ramp(c.link.half_bytes, c.link.power)
+    return c.link.start_s + c.ring_hops(1) + _stream(c, c.net.ring)
+
+
+def _stream(c: _Group, share: float) -> Column:
+    """A message that every member passes on once."""
+    inside = c.size / (c.link_rate * c.link.ring)
+    return c.over_both(inside, np.maximum(inside, c.size / c.domain_nics(share)))
 
 
 def _all_to_all(c: _Group) -> Column:
-    near = (c.g - 1) / c.n * c.size / (c.link_rate * c.link.exchange)
-    far = np.where(c.many, (c.n - c.g) / c.n * c.size / (c.nic_rate * c.net.exchange), 0.0)
+    """Every pair at once: what stays inside goes over the link while the rest goes through the own NIC."""
+    inside = (c.g - 1) / c.n * c.size / (c.link_rate * c.link.exchange) * c.ramp(c.link.half_bytes, c.link.power)
+    between = np.where(c.many, c.through_network((c.n - c.g) / c.n * c.size / (c.nic_rate * c.net.exchange)), 0.0)
     hops = np.where(c.many, c.net.hop_s, c.link.hop_s) + c.link.hop_s * (c.n - 1)
-    return c.link.start_s + hops + np.maximum(near, far) * c.ramp(c.link.half_bytes, c.link.power)
+    return c.link.start_s + hops + np.maximum(inside, between)
 
 
 def _pair(c: _Group) -> Column:
     """One send and its receive; where members stand in several domains the slowest pair crosses the network."""
-    rate = np.where(c.many, c.nic_rate * c.net.exchange, c.link_rate * c.link.pair)
-    return c.link.start_s + np.where(c.many, c.net.hop_s, c.link.hop_s) + c.size / rate * c.ramp(c.link.half_bytes, c.link.power)
+    inside = c.size / (c.link_rate * c.link.pair) * c.ramp(c.link.half_bytes, c.link.power)
+    between = c.size / (c.nic_rate * c.net.exchange)
+    wire = np.where(c.many, np.minimum(between * c.small_slowdown, c.net.fill_s + between), inside)
+    return c.link.start_s + np.where(c.many, c.net.hop_s, c.link.hop_s) + wire
 
 
 ALGORITHMS: dict[str, dict[str, Callable[[_Group], Column]]] = {
@@ -164,7 +188,7 @@ def _available(name: str, c: _Group) -> BoolColumn:
     if name == "nvls":
         return ~c.many & (c.n >= SMALLEST_NVLS) & bool(c.link.in_network)
     if name == "nvls-tree":
-        return c.many & (c.g > 1) & bool(c.link.in_network) & (not c.several_hosts)
+        return c.many & (c.g > 1) & bool(c.link.in_network) & (not c.rack)
     return np.ones(c.n.shape, dtype=bool)
 
 
@@ -173,7 +197,7 @@ def _considered(name: str, c: _Group) -> BoolColumn:
     if name == "hierarchical":
         return np.zeros(c.n.shape, dtype=bool)
     if name == "tree":
-        return c.g <= LONGEST_CHAIN
+        return np.full(c.n.shape, not c.rack)
     return np.ones(c.n.shape, dtype=bool)
 
 
@@ -196,21 +220,30 @@ def collective_seconds(
     choices = ALGORITHMS[kind]
     if algorithm is not None and algorithm not in choices:
         raise unknown(f"algorithm of {kind}", algorithm, choices, "algorithm")
-    group = _group(np.asarray(bytes, dtype=np.float64), cluster, np.asarray(ranks), np.asarray(stride))
+    size, n, distance = np.broadcast_arrays(np.asarray(bytes, dtype=np.float64), np.asarray(ranks), np.asarray(stride))
+    linked = _group(size, cluster, n, distance, pcie=False)
+    seconds = _fastest(choices, linked, algorithm, cluster)
+    if cluster.scaleup_gpus < cluster.gpus_per_node or not cluster.gpu.link_bytes_per_s:
+        # what reaches beyond the linked GPUs of a node runs at the pace of PCIe
+        joined = _group(size, cluster, n, distance, pcie=True)
+        seconds = np.where(linked.many, _fastest(choices, joined, algorithm, cluster), seconds)
+    return np.where((linked.n > 1) & (linked.size > 0), seconds, 0.0)
+
+
+def _fastest(choices: dict[str, Callable[[_Group], Column]], group: _Group, algorithm: str | None, cluster: ClusterSpec) -> Column:
+    """Seconds by the given algorithm, or by the fastest of those that the hardware has and the library takes by itself."""
     if algorithm is not None:
         lacks = (group.n > 1) & ~_available(algorithm, group)
         if lacks.any():
-            n = int(np.broadcast_to(group.n, lacks.shape)[lacks][0])
             can = [name for name in choices if _available(name, group).all()]
-            raise SpecError(f"{n} x {cluster.gpu.id} cannot run {algorithm}", "algorithm", can)
-        best = choices[algorithm](group)
-    else:
-        best = np.full(np.broadcast(group.size, group.n).shape, np.inf)
-        for name, seconds in choices.items():
-            usable = _available(name, group) & _considered(name, group)
-            if usable.any():
-                best = np.where(usable, np.minimum(best, seconds(group)), best)
-    return np.where((group.n > 1) & (group.size > 0), best, 0.0)
+            raise SpecError(f"{int(group.n[lacks][0])} x {cluster.gpu.id} cannot run {algorithm}", "algorithm", can)
+        return choices[algorithm](group)
+    best = np.full(group.n.shape, np.inf)
+    for name, seconds in choices.items():
+        usable = _available(name, group) & _considered(name, group)
+        if usable.any():
+            best = np.where(usable, np.minimum(best, seconds(group)), best)
+    return best
 
 
 def collective_time(kind: str, bytes: float, cluster: ClusterSpec, gpus: int, algorithm: str | None = None) -> float:
@@ -222,27 +255,24 @@ def collective_time(kind: str, bytes: float, cluster: ClusterSpec, gpus: int, al
     return float(collective_seconds(kind, float(bytes), cluster, gpus, 1, algorithm))
 
 
-def _group(size: Column, cluster: ClusterSpec, ranks: Column, stride: Column) -> _Group:
-    size, ranks, stride = np.broadcast_arrays(size, ranks, stride)
-    n = np.maximum(ranks, 1).astype(np.float64)
+def _group(size: Column, cluster: ClusterSpec, ranks: NDArray[np.int64], stride: NDArray[np.int64], pcie: bool) -> _Group:
+    """The group cut by scale-up domains; with `pcie` by nodes, whose GPUs PCIe joins."""
     gpu = cluster.gpu
-    domain = max(1, cluster.scaleup_gpus)
-    g = np.clip(domain // np.maximum(stride, 1), 1, None).astype(np.float64)
-    g = np.minimum(g, n)
-    k = np.ceil(n / g)
-    nominal = gpu.link_bytes_per_s or gpu.pcie_bytes_per_s
-    pair = gpu.link_pair_bytes_per_s or nominal
-    # links that join pairs directly add up: n ranks use n - 1 of them
-    rate = np.minimum(nominal, pair * np.maximum(g - 1, 1)) if gpu.link_bytes_per_s else np.full(n.shape, nominal)
+    n = np.maximum(ranks, 1).astype(np.float64)
+    domain = max(1, cluster.gpus_per_node if pcie else cluster.scaleup_gpus)
+    g = np.minimum(np.maximum(domain // np.maximum(stride, 1), 1), n).astype(np.float64)
+    nominal = gpu.pcie_bytes_per_s if pcie or not gpu.link_bytes_per_s else gpu.link_bytes_per_s
+    rate = np.full(n.shape, max(nominal, 1.0))
+    if gpu.link_pair_bytes_per_s and not pcie:
+        # links that join pairs directly add up: g ranks use g - 1 of them
+        rate = np.minimum(rate, gpu.link_pair_bytes_per_s * np.maximum(g - 1, 1))
     return _Group(
         size=np.maximum(size, 0),
         n=n,
         g=g,
-        k=k,
-        link=scaleup_link(gpu),
+        k=np.ceil(n / g),
+        link=pcie_link() if pcie else scaleup_link(gpu),
         net=scaleout_link(cluster),
         link_rate=rate,
-        nic_rate=cluster.network_bytes_per_s,
-        several_hosts=domain > cluster.gpus_per_node,
-        bridged=np.zeros(n.shape),
+        nic_rate=max(cluster.network_bytes_per_s, 1.0),
     )
