@@ -231,7 +231,7 @@ def _profile(case: Case, pp: int, virtual: int) -> list[dict[str, int]]:
     model, structure = case.model, case.structure
     names = list(model.blocks)
     stages = pp * virtual
-    counts = layers_per_stage(model.num_layers, stages, structure.layers_per_stage)
+    counts = layers_per_stage(model.num_layers, stages, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
     v_shape = structure.schedule in V_SHAPED and virtual > 1
     ranks = layers_of_rank(counts, pp, v_shape)
     profiles = []

@@ -1,0 +1,140 @@
+"""Seconds of kernels: matrix products by (m, n, k), attention by kernel and length, elementwise kernels by bytes.
+
+The laws are smooth in their arguments, so a table of plans is priced in one call. Constants come from ``catalog/kernels.toml``, each with its source;
+`rates` picks those of a GPU, and says so where a GPU has no measurements of its own and is scaled from a relative.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ..spec.cluster import GpuSpec
+from ..spec.precision import DTYPE_BYTES, activation_dtype
+from .table import Column
+
+Constants = Mapping[str, Any]
+
+
+@cache
+def constants() -> Constants:
+    """``catalog/kernels.toml``."""
+    text = resources.files("trainwright.catalog").joinpath("kernels.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one GPU sustains inside a training step. FLOP/s and bytes/s; `relative` names the architecture it is scaled from ("" = its own)."""
+
+    product_flops: float
+    eight_bit_flops: float
+    four_bit_flops: float
+    bytes_per_s: float
+    compute_units: int
+    attention_flops: float
+    attention_half_length: float
+    head_64: float
+    law: Constants
+    relative: str = ""
+
+    def flops(self, precision: str) -> float:
+        return {"fp8": self.eight_bit_flops, "fp4": self.four_bit_flops}.get(precision, self.product_flops)
+
+
+def architecture(gpu: GpuSpec, table: Constants) -> tuple[str, str]:
+    """(architecture of `kernels.toml`, "" or why it is only a relative)."""
+    for name, arch in table["arch"].items():
+        if gpu.arch in arch["match"]:
+            return name, ""
+    try:
+        version = float(gpu.arch)
+    except ValueError:
+        version = 9.0
+    known = [(abs(float(m) - version), name) for name, arch in table["arch"].items() for m in arch["match"]]
+    nearest = min(known)[1]
+    return nearest, f"{gpu.id} has no measured products; scaled from {nearest}"
+
+
+def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table: Constants | None = None) -> Rates:
+    """The sustained rates of `gpu`; `year` (2025.5 = mid 2025) and `library` (te | sdpa) decide which attention kernel runs."""
+    table = constants() if table is None else table
+    name, relative = architecture(gpu, table)
+    arch = table["arch"][name]
+    base = activation_dtype(precision)
+    peak = gpu.peak(base)
+    share = arch["sustained"]
+    if gpu.tdp_w and not relative:
+        share *= (gpu.tdp_w / (peak / 1e12) / arch["watts_per_tflops"]) ** table["power"]["exponent"]
+    share = min(share, table["matmul"]["burst"])
+    kernel = table["attention"][attention_kernel(name, year, library)]
+    return Rates(
+        product_flops=peak * share,
+        eight_bit_flops=gpu.peak("fp8") * share * arch.get("fp8", 1.0),
+        four_bit_flops=gpu.peak("fp4") * share * arch.get("fp4", 1.0),
+        bytes_per_s=gpu.hbm_bytes_per_s * table["memory"]["share"],
+        compute_units=gpu.compute_units or 100,
+        attention_flops=peak * kernel["share"] * min(1.0, share / arch["sustained"]),
+        attention_half_length=kernel["half_length"],
+        head_64=kernel["head_64"],
+        law=table["matmul"],
+        relative=relative,
+    )
+
+
+def attention_kernel(arch: str, year: float, library: str) -> str:
+    """The fused attention kernel that software of that time runs.
+
+    PyTorch got FlashAttention 2 with 2.2 (January 2024); Transformer Engine (`library` "te") runs cuDNN's on Hopper from 2024; on Blackwell both run
+    cuDNN's or FlashAttention 4.
+    """
+    if arch == "blackwell":
+        return "blackwell"
+    if year < 2024.0:
+        return "fa1_hopper" if arch == "hopper" else "fa1"
+    if arch == "hopper":
+        return "cudnn_hopper" if library == "te" else "fa2_hopper"
+    return "fa2"
+
+
+def misalignment(dim: Column, law: Constants) -> Column:
+    """Factor on time for a dimension that 64 does not divide: 1 where it does, 1 + misaligned for an odd one... of 8 elements and fewer."""
+    common = np.gcd(np.maximum(np.rint(dim), 1).astype(np.int64), 64)
+    return 1.0 + law["misaligned"] * np.minimum(64.0 / common - 1.0, 7.0) / 7.0
+
+
+def matmul_seconds(
+    m: Column, n: Column, k: Column, count: Column, rate: Rates, precision: str, *, launches: Column | float = 1.0
+) -> Column:
+    """`count` products y[m, n] = x[m, k] w[k, n] in one launch (batched or grouped).
+
+    ``launch + max(flops/rate (1 + k_ramp/k + wave_share units tile/(count m n)), bytes/bandwidth)``: the fill of a tile's pipeline, the expected
+    loss to the last wave of tiles, and the floor that reading and writing the operands sets. Source: `kernels.toml` [matmul].
+    """
+    law = rate.law
+    size = DTYPE_BYTES[precision if precision in ("fp8", "fp4") else activation_dtype(precision)]
+    flops = 2.0 * m * n * k * count
+    # 8 bits a number halve the time in a tile, so the same fill and waves weigh twice: k counts bytes
+    shape = 1.0 + law["k_ramp"] * 2.0 / (k * size) + law["wave_share"] * rate.compute_units * law["tile"] / (count * m * n)
+    align = np.maximum(misalignment(n, law), misalignment(k, law))
+    traffic = count * ((m * k + k * n) * size + m * n * 2.0)
+    return law["launch_s"] * launches + np.maximum(
+        flops / rate.flops(precision) * shape * align, traffic * law["stream_share"] ** -1 / rate.bytes_per_s
+    )
+
+
+def attention_seconds(flops: Column, reach: float, head_dim: int, rate: Rates) -> Column:
+    """Forward seconds of a fused kernel for that many forward FLOPs; backward takes 2.5 times as many FLOPs at the same mean rate.
+
+    rate = measured forward + backward rate x s / (s + half_length), and less for heads of 64.
+    """
+    head = 1.0 if head_dim >= 128 else rate.head_64 + (1.0 - rate.head_64) * max(0.0, (head_dim - 64) / 64)
+    head *= min(1.0, head_dim / 64)
+    speed = rate.attention_flops * head * reach / (reach + rate.attention_half_length)
+    return flops / speed

@@ -1,0 +1,370 @@
+"""What a step is put together from: seconds of a layer, of the ends, of traffic, of the optimizer, for every plan; no pipeline yet.
+
+What depends only on (micro-batch, tp, cp, ep, etp) is priced once for each different combination and spread over the plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..frameworks import FRAMEWORKS
+from ..frameworks.base import TimeRules
+from ..spec.blocks import Block
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import Structure
+from ..spec.precision import DTYPE_BYTES
+from .collectives import collective_seconds
+from .flops import Shares
+from .interval import spread
+from .kernels import Constants, Rates, rates
+from .layer import BlockTime, block_time, local_parameters
+from .message import Message
+from .overlap import DATA, IN_LAYER, behind, in_layer
+from .pipeline_time import stages_of
+from .prices import price
+from .table import Column, PlanTable
+
+NEWEST = 2026.3  # software that is assumed where a plan names no date
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Columns of seconds; [kinds, plans] for layers, [2, plans] (forward, backward) for the ends, all of one micro-batch unless said otherwise.
+
+    `forward`, `backward` (input gradient, recomputation), `weight`: one layer of each kind with its exposed traffic and the host's part; the
+    `layer_parts` compute, recompute, tp, cp, ep, host sum to the three. `per_micro_batch` is what a rank pays besides its layers and holds
+    `data_per_micro_batch`; `data_s`, `optimizer_s`, `offload_s` are paid once a step.
+    """
+
+    table: PlanTable
+    kinds: tuple[Block, ...]
+    forward: NDArray[np.float64]
+    backward: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    layer_parts: dict[str, NDArray[np.float64]]
+    embedding: NDArray[np.float64]
+    head: NDArray[np.float64]
+    per_micro_batch: Column
+    data_per_micro_batch: Column
+    data_s: Column
+    p2p_s: Column
+    optimizer_s: Column
+    offload_s: Column
+    nodes: Column
+    message_seconds: list[Column]
+    exposed_seconds: list[Column]
+    interval: tuple[Column, Column]
+    notes: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def software_year(structure: Structure) -> float:
+    """``2025-06`` -> 2025.46; the newest where none is named."""
+    if not structure.framework_date:
+        return NEWEST
+    year, month = structure.framework_date.split("-")
+    return int(year) + (int(month) - 0.5) / 12
+
+
+def shares_of(table: PlanTable, job: TrainingJob, structure: Structure) -> Shares:
+    as_float = lambda c: c.astype(float)  # noqa: E731
+    return Shares(
+        tokens=as_float(table.micro_batch_size) * job.seq_len / table.cp,
+        sequences=as_float(table.micro_batch_size),
+        tp=as_float(table.tp),
+        cp=as_float(table.cp),
+        ep=as_float(table.ep),
+        etp=as_float(table.etp),
+        sequence_parallel=structure.sequence_parallel,
+    )
+
+
+def pieces(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    table: PlanTable,
+    messages: Sequence[Message],
+    table_of_constants: Constants,
+    rules: Mapping[str, TimeRules],
+) -> Pieces:
+    """Everything but the pipeline, for every plan."""
+    n, kinds = len(table), tuple(block for block, _ in model.counts)
+    seconds = price(cluster, table, messages)
+    made = Pieces(
+        table=table,
+        kinds=kinds,
+        forward=np.zeros((len(kinds), n)),
+        backward=np.zeros((len(kinds), n)),
+        weight=np.zeros((len(kinds), n)),
+        layer_parts={name: np.zeros((len(kinds), n)) for name in ("compute", "recompute", "tp", "cp", "ep", "host")},
+        embedding=np.zeros((2, n)),
+        head=np.zeros((2, n)),
+        per_micro_batch=np.zeros(n),
+        data_per_micro_batch=np.zeros(n),
+        data_s=np.zeros(n),
+        p2p_s=np.zeros(n),
+        optimizer_s=np.zeros(n),
+        offload_s=np.zeros(n),
+        nodes=table.gpus / cluster.gpus_per_node,
+        message_seconds=seconds,
+        exposed_seconds=[np.zeros(n) for _ in messages],
+        interval=(np.ones(n), np.ones(n)),
+        notes=[() for _ in table.structures],
+    )
+    for structure, rows in table.by_structure():
+        whole = len(rows) == n
+        part = StructurePieces(
+            model,
+            cluster,
+            job,
+            structure,
+            table if whole else table.take(rows),
+            list(messages),
+            [s if whole else s[rows] for s in seconds],
+            table_of_constants,
+            rules[structure.framework],
+            rows,
+        )
+        part.fill(made)
+    return made
+
+
+@dataclass
+class StructurePieces:
+    """The plans of one structure on their way into `Pieces`; `rows` are their places in the whole table."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: TrainingJob
+    structure: Structure
+    table: PlanTable
+    messages: list[Message]
+    seconds: list[Column]
+    constants: Constants
+    rules: TimeRules
+    rows: NDArray[np.intp]
+
+    def __post_init__(self) -> None:
+        t = self.table
+        code = (((t.micro_batch_size * 4096 + t.tp) * 65536 + t.cp) * 4096 + t.ep) * 64 + t.etp
+        _, first, self.where = np.unique(code, return_index=True, return_inverse=True)
+        self.distinct = shares_of(t.take(first), self.job, self.structure)
+        self.year = software_year(self.structure)
+        self.rate: Rates = rates(self.cluster.gpu, self.job.precision, self.year, self.rules.attention, self.constants)
+        self.age = software_factor(self.cluster, self.year, self.constants)
+        self.m = t.accumulation.astype(float)
+
+    def time_of(self, block: Block, end: bool = False) -> BlockTime:
+        return block_time(block, self.distinct, self.job, self.structure, self.rules, self.rate, self.constants, end=end)
+
+    def spread(self, column: Column | float) -> Column:
+        """From distinct combinations to plans."""
+        return np.broadcast_to(column, self.distinct.tokens.shape)[self.where]
+
+    def fill(self, out: Pieces) -> None:
+        times = [self.time_of(block) for block, _ in self.model.counts]
+        layers, ends = reference_rank(self.model, self.structure, self.table)
+        forward_window, backward_window = self._windows(times, layers)
+        shown = self._in_layer(forward_window, backward_window)
+        self._layers(out, times, layers, shown)
+        self._ends(out)
+        self._data(out, shown, layers, forward_window, backward_window)
+        self._once(out, layers, ends)
+        for k, s in enumerate(shown):
+            out.exposed_seconds[k][self.rows] = s
+        low, high = spread(self.model, self.cluster, self.job, self.structure, self.rate, self.constants)
+        out.interval[0][self.rows], out.interval[1][self.rows] = low, high
+        note = (self.rate.relative,) if self.rate.relative else ()
+        out.notes[out.table.structures.index(self.structure)] = note
+
+    def _windows(self, times: Sequence[BlockTime], layers: NDArray[np.float64]) -> tuple[Column, Column]:
+        """Kernel seconds of one micro-batch forward and backward on the rank that the messages describe."""
+        forward = sum((n * self.spread(t.forward) for n, t in zip(layers, times)), np.zeros(len(self.table)))
+        backward = sum((n * self.spread(t.backward + t.recompute) for n, t in zip(layers, times)), np.zeros(len(self.table)))
+        return forward * self.age, backward * self.age
+
+    def _in_layer(self, forward_window: Column, backward_window: Column) -> list[Column]:
+        """Exposed seconds a step of every message inside layers; the others still whole."""
+        slowdown = self.constants["overlap"]["slowdown"]
+        shown = []
+        for message, seconds in zip(self.messages, self.seconds):
+            if message.axis in IN_LAYER:
+                window = self.m * (forward_window if message.phase == "forward" else backward_window)
+                shown.append(in_layer(message, seconds, window, self.structure, self.rules, self.year, slowdown))
+            else:
+                shown.append(seconds.copy())
+        return shown
+
+    def _per_layer(self, shown: list[Column], axis: str, phases: tuple[str, ...], layers: Column) -> Column:
+        total = sum((s for m, s in zip(self.messages, shown) if m.axis == axis and m.phase in phases), np.zeros(len(self.table)))
+        return np.where(layers > 0, total / np.maximum(layers * self.m, 1e-9), 0.0)
+
+    def _layers(self, out: Pieces, times: Sequence[BlockTime], layers: NDArray[np.float64], shown: list[Column]) -> None:
+        every = layers.sum(axis=0)
+        moe = sum((n for n, (b, _) in zip(layers, self.model.counts) if b.rows("grouped_linear")), np.zeros(len(self.table)))
+        comm = {
+            (axis, way): self._per_layer(
+                shown, axis, ("forward",) if way == "f" else ("backward", "recompute"), moe if axis == "ep" else every
+            )
+            for axis in IN_LAYER
+            for way in ("f", "b")
+        }
+        norm = self.constants["host"]["norm"]
+        host = 0.0 if self.structure.cuda_graphs else self.rules.host_seconds(self.year)
+        for k, (time, (block, _)) in enumerate(zip(times, self.model.counts)):
+            axes = [a for a in IN_LAYER if a != "ep" or block.rows("grouped_linear")]
+            comm_f = sum((comm[a, "f"] for a in axes), np.zeros(len(self.table)))
+            comm_b = sum((comm[a, "b"] for a in axes), np.zeros(len(self.table)))
+            launch = time.kernels * host + self.spread(time.experts) * self.rules.host_s_per_expert * (host > 0)
+            gpu_f = self.spread(time.forward) * self.age
+            gpu_b = self.spread(time.backward) * self.age
+            again = self.spread(time.recompute) * self.age
+            forward = together(gpu_f + comm_f, launch, norm)
+            backward = together(gpu_b + again + comm_b, launch + time.recompute_kernels * host, norm)
+            weight = self.spread(time.weight) * self.age
+            r = self.rows
+            out.forward[k, r] = forward
+            out.backward[k, r] = backward - weight
+            out.weight[k, r] = weight
+            parts = out.layer_parts
+            parts["compute"][k, r] = gpu_f + gpu_b
+            parts["recompute"][k, r] = again
+            for a in axes:
+                parts[a][k, r] = comm[a, "f"] + comm[a, "b"]
+            parts["host"][k, r] = forward + backward - (gpu_f + gpu_b + again + comm_f + comm_b)
+
+    def _ends(self, out: Pieces) -> None:
+        embedding, head = self.time_of(self.model.embedding, True), self.time_of(self.model.head, True)
+        forward, backward = head.forward, head.backward
+        for block in self.model.mtp:  # one more layer, and one more pass through the output projection
+            extra = self.time_of(block, False)
+            again = 0.0 if any(op.kind == "cross_entropy" for op in block.ops) else 1.0
+            forward = forward + extra.forward + again * head.forward
+            backward = backward + extra.backward + extra.recompute + again * head.backward
+        out.embedding[0, self.rows] = self.spread(embedding.forward) * self.age
+        out.embedding[1, self.rows] = self.spread(embedding.backward) * self.age
+        out.head[0, self.rows] = self.spread(forward) * self.age
+        out.head[1, self.rows] = self.spread(backward) * self.age
+
+    def _data(self, out: Pieces, shown: list[Column], layers: NDArray[np.float64], forward_window: Column, backward_window: Column) -> None:
+        """Data-parallel traffic: each phase hides behind its window, of every micro-batch where parameters are gathered for each."""
+        each = self.structure.sharding in ("zero2", "zero3")
+        windows = {"forward": forward_window, "backward": backward_window, "reduce": backward_window}
+        for phases in (("forward",), ("backward", "reduce"), ("optimizer",)):
+            chosen = [k for k, m in enumerate(self.messages) if m.axis in DATA and m.phase in phases]
+            if not chosen:
+                continue
+            hidden = [k for k in chosen if self.messages[k].overlaps and self.year >= self.rules.overlaps_dp_since]
+            beside = sum((self.seconds[k] for k in hidden), np.zeros(len(self.table)))
+            window = windows.get(phases[-1], forward_window) * (self.m if each else 1.0)
+            left = behind(beside, window, self.rules.dp_residual)
+            share = np.where(beside > 0, left / np.maximum(beside, 1e-12), 1.0)
+            for k in hidden:
+                shown[k] = self.seconds[k] * share
+        total = sum((s for m, s in zip(self.messages, shown) if m.axis in DATA), np.zeros(len(self.table)))
+        loss = sum((s for m, s in zip(self.messages, shown) if m.phase == "loss" and m.axis not in DATA), np.zeros(len(self.table)))
+        per = total / self.m if each else np.zeros_like(total)
+        out.data_per_micro_batch[self.rows] = per
+        out.per_micro_batch[self.rows] = per + self.rules.micro_batch_s + loss / self.m
+        out.data_s[self.rows] = 0.0 if each else total
+        self._pairs(out)
+
+    def _pairs(self, out: Pieces) -> None:
+        """One message between stages; where each tensor-parallel rank sends its part, the gather at the receiver is fast and left out."""
+        for m in self.messages:
+            if m.axis == "pp" and m.collective == "send_recv":
+                size = m.bytes_per_call[self.rows]
+                if self.rules.scatters_p2p and not self.structure.sequence_parallel:
+                    size = size // self.table.tp
+                one = collective_seconds("send_recv", size, self.cluster, m.ranks[self.rows], m.stride[self.rows])
+                out.p2p_s[self.rows] = np.where(m.calls[self.rows] > 0, np.maximum(out.p2p_s[self.rows], one), out.p2p_s[self.rows])
+
+    def _once(self, out: Pieces, layers: NDArray[np.float64], ends: NDArray[np.float64]) -> None:
+        """Optimizer and offload: bytes of the parameters that this rank updates."""
+        t = self.table
+        sharded = self.structure.sharding != "none"
+        dense = experts = np.zeros(len(t))
+        for n, block in [*zip(layers, (b for b, _ in self.model.counts)), (ends[0], self.model.embedding), (ends[1], self.model.head)]:
+            total = self.spread(local_parameters(block, self.distinct))
+            special = self.spread(expert_parameters(block, self.distinct))
+            dense, experts = dense + n * (total - special), experts + n * special
+        shard = (t.dp_shard * t.cp).astype(float) if sharded else np.ones(len(t))
+        expert_shard = np.maximum(1.0, shard * t.tp / (t.ep * t.etp)) if sharded else np.ones(len(t))
+        owned = dense / shard + experts / expert_shard
+        if self.job.method != "full":
+            owned = owned * 0.01
+        law = self.constants["optimizer"]
+        per = law["bytes_per_parameter"] + law["gradient_passes"] * DTYPE_BYTES[self.job.gradient_dtype]
+        out.optimizer_s[self.rows] = owned * per / self.rate.bytes_per_s
+        kind = self.structure.offload
+        if kind == "none":
+            return
+        law = self.constants["offload"]
+        link = self.cluster.gpu.pcie_bytes_per_s * law["pcie_share"] or law["pcie_bytes_per_s"]
+        if kind == "activations-cpu":
+            saved = sum((n * self.spread(self.distinct.tokens) for n in layers), np.zeros(len(t))) * self.model.hidden * 2.0
+            out.offload_s[self.rows] = np.maximum(2.0 * saved * self.m / link - out.forward[:, self.rows].sum(axis=0) * 0.0, 0.0)
+            return
+        update = owned * (law["cpu_bytes_per_parameter"] / (law["host_bytes_per_s"] / self.cluster.gpus_per_node) + 4.0 / link)
+        out.optimizer_s[self.rows] = 0.0
+        if "nvme" in kind:
+            update = update + owned * law["nvme_bytes_per_parameter"] / law["nvme_bytes_per_s"]
+        if kind.startswith("params"):
+            update = update + 2.0 * owned * 2.0 * self.m / link
+        out.offload_s[self.rows] = update
+
+
+def together(gpu: Column, host: Column | float, norm: float) -> Column:
+    """Seconds of a layer whose kernels take `gpu` and whose launches take `host`: the longer one, smoothly, since neither runs ahead for ever."""
+    return (gpu**norm + np.asarray(host) ** norm) ** (1.0 / norm)
+
+
+def software_factor(cluster: ClusterSpec, year: float, table: Constants) -> float:
+    """How much longer a step takes with software from before its GPU's libraries had settled: a documented prior, `rate` a year."""
+    law = table["software"]
+    settled = law["settled"].get(cluster.gpu.arch)
+    if settled is None:
+        return 1.0
+    return float((1.0 + law["rate"]) ** min(max(settled - year, 0.0), law["years"]))
+
+
+def expert_parameters(block: Block, shares: Shares) -> Column:
+    """Parameters of the experts alone, on one rank."""
+    total = np.zeros_like(shares.tokens)
+    for op in block.ops:
+        for w in op.weights:
+            if w.ep_dim is not None:
+                total = total + w.elements / (shares.ep * (shares.etp if w.tp_dim is not None else 1.0))
+    return total
+
+
+def reference_rank(model: ModelSpec, structure: Structure, table: PlanTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """([kinds, plans] layers, [2, plans] embedding and head) of the pipeline rank with the most parameters, which the messages describe."""
+    layers = np.zeros((len(model.counts), len(table)))
+    ends = np.zeros((2, len(table)))
+    sizes = np.array([block.parameters for block, _ in model.counts], dtype=float)
+    tied = model.vocab * model.hidden if model.tied else 0
+    code = table.pp * 4096 + table.virtual_stages
+    distinct, where = np.unique(code, return_inverse=True)
+    for j, c in enumerate(distinct.tolist()):
+        pp, virtual = divmod(c, 4096)
+        s = stages_of(model, pp, virtual, structure.schedule, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
+        counts = np.zeros((pp, len(sizes)))
+        np.add.at(counts, s.rank, s.counts)
+        end = np.zeros((pp, 2))
+        end[s.rank[0], 0] = end[s.rank[-1], 1] = 1.0
+        if s.bidirectional:
+            counts, end = 0.5 * (counts + counts[::-1]), 0.5 * (end + end[::-1])
+        weight = counts @ sizes + end[:, 0] * model.embedding.parameters
+        weight = weight + end[:, 1] * (model.head.parameters + model.mtp_parameters + np.where(end[:, 0] > 0, 0, tied))
+        r = int(weight.argmax())
+        chosen = where == j
+        layers[:, chosen] = counts[r][:, None]
+        ends[:, chosen] = end[r][:, None]
+    return layers, ends

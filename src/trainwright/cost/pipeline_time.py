@@ -1,0 +1,103 @@
+"""The span of a pipeline: a lower bound over columns for the screen, a replay of the action lists for the exact pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..schedules import SCHEDULES
+from ..schedules.replay import replay_costs
+from ..spec.model import ModelSpec
+from .stages import layers_per_stage
+from .table import Column
+
+MAX_ACTIONS = 40_000  # of a replay; longer steps are extended by the slope of their steady state
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What stands on each of pp x virtual_stages stages: `counts` [stages, kinds] layers of each block, `rank` [stages], first and last stage
+    with the ends. `copies`: DualPipe keeps every stage on two ranks, each of which runs half of the micro-batches."""
+
+    counts: NDArray[np.float64]
+    rank: NDArray[np.int64]
+    pp: int
+    bidirectional: bool = False
+
+    @property
+    def stages(self) -> int:
+        return len(self.counts)
+
+
+def schedule_of(name: str, virtual_stages: int) -> str:
+    """The schedule that runs: an interleaved one with a single chunk is 1F1B."""
+    return "1f1b" if virtual_stages == 1 and SCHEDULES[name].chunks == "many" else name
+
+
+@cache
+def _kinds(model: ModelSpec) -> NDArray[np.float64]:
+    names = [block.name for block, _ in model.counts]
+    order = {block: i for i, (block, _) in enumerate(model.counts)}
+    index = [order[model.blocks[layer]] for layer in model.layers]
+    hot = np.zeros((len(index) + 1, len(names)))
+    hot[np.arange(1, len(index) + 1), index] = 1.0
+    return hot.cumsum(axis=0)
+
+
+@cache
+def stages_of(model: ModelSpec, pp: int, virtual_stages: int, schedule: str, given: tuple[int, ...] | None, even: bool) -> Stages:
+    """Layers of each kind on each stage, and the rank of each stage."""
+    total = pp * virtual_stages
+    per_stage = layers_per_stage(model.num_layers, total, given, even)
+    ends = np.concatenate([[0], np.cumsum(per_stage)])
+    until = _kinds(model)
+    stage = np.arange(total)
+    rank = stage % pp
+    placement = SCHEDULES[schedule_of(schedule, virtual_stages)].placement
+    if placement == "v":
+        rank = np.where((stage // pp) % 2 == 1, pp - 1 - rank, rank)
+    return Stages(until[ends[1:]] - until[ends[:-1]], rank, pp, placement == "bidirectional")
+
+
+def bound(stages: Stages, forward: NDArray[np.float64], backward: NDArray[np.float64], microbatches: Column, unsplit: bool) -> Column:
+    """Seconds that no order of the actions can beat; `forward` and `backward` are [stages, plans].
+
+    Rank r works for `microbatches` times its chunks; before its first action the first micro-batch has passed the first chunk of the ranks
+    before it, and where backward is not split its last action is followed by the backward of those same chunks. The largest over the ranks.
+    """
+    work = forward + backward
+    if stages.bidirectional:
+        return (0.5 * (work + work[::-1])).max(axis=0) * microbatches
+    busy = np.zeros((stages.pp, work.shape[1]))
+    np.add.at(busy, stages.rank, work)
+    first = forward[: stages.pp] + (backward[: stages.pp] if unsplit else 0.0)
+    ramp = np.cumsum(first, axis=0) - first
+    return (busy * microbatches + ramp).max(axis=0)
+
+
+def replayed(
+    schedule: str, stages: Stages, microbatches: int, forward: Column, backward: Column, weight: Column, p2p_s: float, blocking: bool
+) -> float:
+    """Makespan in seconds of the schedule with these costs of each stage; `backward` is the input gradient, `weight` the weight gradient."""
+    chunks = stages.stages // stages.pp
+    name = schedule_of(schedule, chunks)
+
+    def run(m: int) -> float:
+        return float(
+            replay_costs(
+                name, stages.pp, m, chunks, forward, backward, weight, p2p_s, blocking=blocking and name in ("1f1b", "gpipe")
+            ).makespan
+        )
+
+    group = 2 * stages.pp
+    if 2 * stages.stages * microbatches <= MAX_ACTIONS or microbatches <= 4 * group:
+        return run(microbatches)
+    short = 2 * group + microbatches % group
+    slope = (run(short + group) - run(short)) / group
+    busy = np.zeros(stages.pp)
+    np.add.at(busy, stages.rank, forward + backward + weight)
+    slope = max(slope, float(busy.max()))
+    return run(short) + slope * (microbatches - short)

@@ -1,0 +1,235 @@
+"""The time of one optimizer step for every plan of a table: a screen over columns that never exceeds the exact pass, and the exact pass.
+
+A step is: micro-batches through the pipeline (each stage's layers, ends and exposed traffic inside them), what the data-parallel collectives show,
+the optimizer, offload, and a floor. Kernels are priced in `cost.layer`, traffic in `cost.collectives` and `cost.overlap`, the span of the
+pipeline in `cost.pipeline_time`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..frameworks import FRAMEWORKS
+from ..frameworks.base import TimeRules
+from ..schedules import SCHEDULES
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import Structure
+from .kernels import Constants, constants
+from .message import Message
+from .pieces import Pieces, pieces
+from .pipeline_time import Stages, bound, replayed, schedule_of, stages_of
+from .table import Column, PlanTable
+from .terms import Term, terms
+
+PARTS = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "cp_comm", "ep_comm", "bubble", "optimizer", "offload", "other")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Constants and framework rules that a pass uses; what ships unless a calibration says otherwise. `factor` multiplies the whole step."""
+
+    constants: Constants = field(default_factory=constants)
+    rules: Mapping[str, TimeRules] = field(default_factory=lambda: {name: f.time for name, f in FRAMEWORKS.items()})
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a time table was made from."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: TrainingJob
+    table: PlanTable
+    messages: Sequence[Message]
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class TimeTable:
+    """Columns of seconds a step. `breakdown` (keys `PARTS`, exposed seconds only) sums to `step_s`; `message_seconds[k]` and `exposed_seconds[k]`
+    belong to the k-th message; `low_s` and `high_s` are the 80 % interval. `layers` [kinds, plans] and `ends` [2, plans] stand on the rank that
+    works longest, to which the breakdown belongs."""
+
+    step_s: Column
+    breakdown: Mapping[str, Column]
+    message_seconds: list[Column]
+    exposed_seconds: list[Column]
+    low_s: Column
+    high_s: Column
+    layers: NDArray[np.float64] = field(repr=False)
+    ends: NDArray[np.float64] = field(repr=False)
+    pieces: Pieces = field(repr=False)
+    origin: Origin = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def terms(self, i: int) -> list[Term]:
+        """What plan i's step is made of, part by part."""
+        return terms(self, i)
+
+    def notes(self, i: int) -> list[str]:
+        """What a reader should know about plan i's time: a GPU without measurements, an unsettled kind of case."""
+        return list(self.pieces.notes[int(self.pieces.table.structure[i])])
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Seconds of the pipeline and of the rank that works longest, without its idle time."""
+
+    makespan: Column
+    layers: NDArray[np.float64]  # [kinds, plans] layers of each kind on that rank
+    embedding: Column
+    head: Column
+    chunks: Column
+    p2p: Column
+
+
+def screen(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    table: PlanTable,
+    messages: Sequence[Message],
+    settings: Settings | None = None,
+) -> TimeTable:
+    """Every plan over columns. Never above `exact`: the pipeline's span is a bound that no order of its actions can beat."""
+    settings = settings or Settings()
+    p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
+    span = _empty_span(p)
+    for structure, stages, rows in _groups(model, table):
+        forward, backward, weight = _stage_seconds(p, structure, stages, rows)
+        entry = SCHEDULES[schedule_of(structure.schedule, stages.stages // stages.pp)]
+        unsplit = not entry.splits_backward and entry.placement == "loop"
+        span.makespan[rows] = bound(stages, forward, backward + weight, table.accumulation[rows].astype(float), unsplit)
+        _busiest(p, span, stages, forward + backward + weight, rows)
+    return _finish(p, span, Origin(model, cluster, job, table, messages, settings))
+
+
+def exact(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    table: PlanTable,
+    messages: Sequence[Message],
+    settings: Settings | None = None,
+) -> TimeTable:
+    """Every plan with its schedule replayed: uneven stages, embedding and head on the end stages, messages between stages. About 1 ms a plan."""
+    settings = settings or Settings()
+    p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
+    span = _empty_span(p)
+    for structure, stages, rows in _groups(model, table):
+        forward, backward, weight = _stage_seconds(p, structure, stages, rows)
+        m = table.accumulation[rows].astype(float)
+        blocking = settings.rules[structure.framework].blocking_p2p
+        if stages.stages == 1:
+            span.makespan[rows] = (forward + backward + weight)[0] * m
+        else:
+            for j, i in enumerate(rows):
+                args = (forward[:, j], backward[:, j], weight[:, j])
+                bare = bound(stages, forward[:, j : j + 1], (backward + weight)[:, j : j + 1], m[j : j + 1], False)[0]
+                full = replayed(structure.schedule, stages, int(m[j]), *args, float(p.p2p_s[i]), blocking)
+                span.makespan[i] = max(full, bare)
+                free = replayed(structure.schedule, stages, int(m[j]), *args, 0.0, False)
+                span.p2p[i] = max(0.0, span.makespan[i] - free)
+        _busiest(p, span, stages, forward + backward + weight, rows)
+    return _finish(p, span, Origin(model, cluster, job, table, messages, settings))
+
+
+def _groups(model: ModelSpec, table: PlanTable) -> list[tuple[Structure, Stages, NDArray[np.intp]]]:
+    """Plans of one structure, number of stages and of chunks share their stages."""
+    found = []
+    for structure, rows in table.by_structure():
+        code = table.pp[rows] * 4096 + table.virtual_stages[rows]
+        distinct, where = np.unique(code, return_inverse=True)
+        for k, c in enumerate(distinct.tolist()):
+            pp, virtual = divmod(c, 4096)
+            stages = stages_of(
+                model, pp, virtual, structure.schedule, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages
+            )
+            found.append((structure, stages, rows[where == k] if len(distinct) > 1 else rows))
+    return found
+
+
+def _empty_span(p: Pieces) -> _Span:
+    n = len(p.table)
+    return _Span(np.zeros(n), np.zeros((len(p.kinds), n)), np.zeros(n), np.zeros(n), np.ones(n), np.zeros(n))
+
+
+def _stage_seconds(p: Pieces, structure: Structure, stages: Stages, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], ...]:
+    """Forward, input gradient and weight gradient of each stage, [stages, plans]."""
+    forward = stages.counts @ p.forward[:, rows]
+    backward = stages.counts @ p.backward[:, rows]
+    weight = stages.counts @ p.weight[:, rows]
+    forward[0] += p.embedding[0][rows]
+    backward[0] += p.embedding[1][rows]
+    forward[-1] += p.head[0][rows]
+    backward[-1] += p.head[1][rows]
+    forward += p.per_micro_batch[rows] / (stages.stages // stages.pp)
+    return forward, backward, weight
+
+
+def _busiest(p: Pieces, span: _Span, stages: Stages, work: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
+    """Fills `span` with what stands on the rank that works longest."""
+    counts, kinds = stages.counts, np.arange(stages.stages)
+    if stages.bidirectional:
+        per_rank = 0.5 * (work + work[::-1])
+    else:
+        per_rank = np.zeros((stages.pp, work.shape[1]))
+        np.add.at(per_rank, stages.rank, work)
+    worst = per_rank.argmax(axis=0)
+    layers = np.zeros((stages.pp, counts.shape[1]))
+    ends = np.zeros((stages.pp, 2))
+    for s in kinds:
+        for rank, share in (
+            ((stages.rank[s], 0.5), (stages.pp - 1 - stages.rank[s], 0.5)) if stages.bidirectional else ((stages.rank[s], 1.0),)
+        ):
+            layers[rank] += share * counts[s]
+            ends[rank] += share * np.array([s == 0, s == stages.stages - 1])
+    span.layers[:, rows] = layers[worst].T
+    span.embedding[rows] = ends[worst, 0]
+    span.head[rows] = ends[worst, 1]
+    span.chunks[rows] = stages.stages // stages.pp
+
+
+def _finish(p: Pieces, span: _Span, origin: Origin) -> TimeTable:
+    """Adds what is outside the pipeline, splits the step into its parts and puts the interval around it."""
+    settings = origin.settings
+    m = p.table.accumulation.astype(float)
+    sums = {name: m * (span.layers * p.layer_parts[name]).sum(axis=0) for name in p.layer_parts}
+    ends = m * (span.embedding * p.embedding.sum(axis=0) + span.head * p.head.sum(axis=0))
+    busy = sum(sums.values()) + ends + m * p.per_micro_batch
+    bubble = np.maximum(span.makespan - span.p2p - busy, 0.0)
+    jitter = settings.constants["step"]["jitter"] * np.log2(np.maximum(p.nodes, 1.0))
+    parts = {
+        "compute": sums["compute"] + ends,
+        "recompute": sums["recompute"],
+        "tp_comm": sums["tp"],
+        "dp_comm": p.data_s + m * p.data_per_micro_batch,
+        "pp_comm": span.p2p,
+        "cp_comm": sums["cp"],
+        "ep_comm": sums["ep"],
+        "bubble": bubble,
+        "optimizer": p.optimizer_s,
+        "offload": p.offload_s,
+        "other": sums["host"] + m * (p.per_micro_batch - p.data_per_micro_batch) + settings.constants["step"]["floor_s"],
+    }
+    total = sum(parts.values())
+    parts["other"] = parts["other"] + total * jitter
+    if settings.factor != 1.0:
+        parts = {k: v * settings.factor for k, v in parts.items()}
+    step = np.sum(list(parts.values()), axis=0)
+    breakdown = {name: np.broadcast_to(parts[name], step.shape) for name in PARTS}
+    low, high = p.interval
+    ends_on_rank = np.stack([span.embedding, span.head])
+    return TimeTable(step, breakdown, p.message_seconds, p.exposed_seconds, step * low, step * high, span.layers, ends_on_rank, p, origin)
+
+
+__all__ = ["PARTS", "Settings", "Term", "TimeTable", "exact", "screen"]
