@@ -48,9 +48,46 @@ class MemoryRules:
 
 @dataclass(frozen=True)
 class TimeRules:
-    """What overlaps with what, and the host's part."""
+    """What overlaps with what, and the host's part.
 
+    * Kernels: `fusion` names the passes of ``catalog/kernels.toml`` (fused | eager) that elementwise kernels make, `compiles` whether `compile`
+      changes them; `fuses_projections` runs q, k, v (gate, up) as one product; `fuses_gradient_sum` sums weight gradients in the product's
+      epilogue; `gather_copy_bytes` are moved a parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te"
+      (Transformer Engine) or "sdpa" (PyTorch).
+    * Recomputation: `checkpoint_stops_early` leaves out the last product, `selective` is what that mode repeats.
+    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `micro_batch_s` a pause each
+      micro-batch.
+    * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all, `dp_residual` of overlapped
+      data-parallel traffic that shows all the same, `overlaps_dp_since` the year from which it overlaps at all,
+      `hides_input_gradient_since` that from which the reduction of an input gradient runs behind the weight gradient's product.
+    * Pipeline: `blocking_p2p`: 1F1B's sends keep the rank busy; `scatters_p2p`: each tensor-parallel rank sends its part between stages and the
+      whole is gathered there.
+    """
+
+    fusion: str = "eager"
+    compiles: bool = False
+    fuses_projections: bool = False
+    fuses_gradient_sum: bool = False
+    gather_copy_bytes: float = 0.0
+    checkpoint_stops_early: bool = False
+    selective: str = "core_attn"
+    default_fp8_recipe: str = "delayed"
+    host_s_per_kernel: tuple[tuple[float, float], ...] = ((0.0, 20e-6),)
+    host_s_per_expert: float = 0.0
+    micro_batch_s: float = 0.0
+    hides_tp: float = 0.0
+    hides_ep: float = 0.0
+    dp_residual: float = 0.33
+    overlaps_dp_since: float = 0.0
+    blocking_p2p: bool = False
+    scatters_p2p: bool = False
+    attention: str = "sdpa"
+    hides_input_gradient_since: float = 9999.0
     source: str = ""
+
+    def host_seconds(self, year: float) -> float:
+        """Seconds that the host needs to launch one kernel with the software of `year`."""
+        return [s for since, s in self.host_s_per_kernel if year >= since][-1]
 
 
 @dataclass(frozen=True)
@@ -67,6 +104,7 @@ class Framework:
     pad_vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this times tp
     offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks
+    even_stages: bool = False  # every pipeline stage gets the same number of layers where that divides
     pipeline_zero_stage: int = 3  # the highest ZeRO stage that runs together with pipeline stages
     memory: MemoryRules = field(default_factory=MemoryRules)
     time: TimeRules = field(default_factory=TimeRules)

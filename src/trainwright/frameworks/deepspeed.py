@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework, MemoryRules, SaveRules
+from .base import Framework, MemoryRules, SaveRules, TimeRules
 
 MEGATRON_KERNELS = SaveRules(
     fused_norm=True,
@@ -24,6 +24,18 @@ FRAMEWORK = Framework(
         saves_parallel=MEGATRON_KERNELS,
         selective="core_attn",
         source="deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py, runtime/bf16_optimizer.py",
+    ),
+    even_stages=True,
+    time=TimeRules(
+        fusion="fused",
+        fuses_projections=True,
+        selective="core_attn",
+        host_s_per_kernel=((0.0, 50e-6), (2023.5, 25e-6)),
+        micro_batch_s=0.002,
+        overlaps_dp_since=2023.5,
+        blocking_p2p=True,
+        scatters_p2p=True,
+        source="Megatron-DeepSpeed: Megatron's fused kernels, reentrant checkpoint; the pipeline engine reduces gradients after the last backward",
     ),
     source="deepspeed/runtime/zero, deepspeed/runtime/pipe",
 )

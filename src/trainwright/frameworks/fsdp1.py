@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework, MemoryRules
+from .base import Framework, MemoryRules, TimeRules
 
 FRAMEWORK = Framework(
     name="fsdp1",
@@ -16,6 +16,16 @@ FRAMEWORK = Framework(
     memory=MemoryRules(
         parameter_dtype="master",
         source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
+    ),
+    time=TimeRules(
+        fusion="eager",
+        compiles=True,
+        fuses_projections=True,
+        checkpoint_stops_early=True,
+        selective="every-second-product",
+        default_fp8_recipe="delayed",
+        host_s_per_kernel=((0.0, 20e-6),),
+        source="FSDP1 gathers flat parameters as views and prefetches the next unit; torch.utils.checkpoint non-reentrant stops early",
     ),
     source="torch/distributed/fsdp/fully_sharded_data_parallel.py",
 )

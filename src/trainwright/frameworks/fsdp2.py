@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework, MemoryRules
+from .base import Framework, MemoryRules, TimeRules
 
 FRAMEWORK = Framework(
     name="fsdp2",
@@ -13,5 +13,16 @@ FRAMEWORK = Framework(
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(engine="tape", parameter_dtype="master"),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
+    time=TimeRules(
+        fusion="eager",
+        compiles=True,
+        gather_copy_bytes=16.0,
+        checkpoint_stops_early=True,
+        selective="every-second-product",
+        default_fp8_recipe="tensorwise",
+        host_s_per_kernel=((0.0, 20e-6),),
+        hides_tp=0.39,
+        source="fully_shard copies parameters out of and gradients into its buffers; torchtitan's selective checkpoint saves every second product",
+    ),
     source="torch 2.13 torch/distributed/fsdp/_fully_shard; torchtitan",
 )

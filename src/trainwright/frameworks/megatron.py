@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Framework, MemoryRules, SaveRules
+from .base import Framework, MemoryRules, SaveRules, TimeRules
 
 KERNELS = SaveRules(
     fused_norm=True,
@@ -36,6 +36,22 @@ FRAMEWORK = Framework(
         fused_loss="kernel",
         accumulates_in_buffer=True,
         source="megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optimizer/distrib_optimizer.py",
+    ),
+    even_stages=True,
+    time=TimeRules(
+        fusion="fused",
+        fuses_projections=True,
+        fuses_gradient_sum=True,
+        selective="core_attn",
+        default_fp8_recipe="delayed",
+        host_s_per_kernel=((0.0, 25e-6), (2024.0, 20e-6)),
+        hides_tp=0.88,
+        overlaps_dp_since=2023.0,
+        blocking_p2p=True,
+        scatters_p2p=True,
+        attention="te",
+        hides_input_gradient_since=2021.9,
+        source="Megatron-Core: fused kernels, tp_comm_overlap by user buffers, overlap_grad_reduce and overlap_param_gather since 2023; reentrant checkpoint",
     ),
     source="NVIDIA/Megatron-LM megatron/core/distributed, megatron/core/optimizer",
 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...frameworks import FRAMEWORKS
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..stages import layers_of_rank, layers_per_stage
@@ -49,7 +50,7 @@ def places(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> lis
     """The classes of ranks of a pipeline of `pp` ranks with `virtual` chunks each."""
     v_shape = structure.schedule in V_SHAPED
     virtual = max(virtual, 2) if v_shape and pp > 1 else virtual
-    counts = layers_per_stage(model.num_layers, pp * virtual, structure.layers_per_stage)
+    counts = layers_per_stage(model.num_layers, pp * virtual, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
     ranks = layers_of_rank(counts, pp, v_shape)
     last = 0 if v_shape and virtual % 2 == 0 else pp - 1
     found: dict[tuple[object, ...], Place] = {}
