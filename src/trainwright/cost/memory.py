@@ -1,9 +1,9 @@
 """How much memory: the peak, what it is made of and when it comes, for every plan of a table at once.
 
 Two engines compute live tensors. The *tape* replays allocations and frees of a step symbolically, exact to the byte for PyTorch's own
-parallelism (FSDP2, DDP, ZeroRedundancyOptimizer, DTensor). The *ledger* sums published rules for frameworks with buffers of their own (Megatron-Core,
-DeepSpeed, FSDP1), for offload and for quantized bases. `frameworks.base.MemoryRules.engine` says which; a structure that the tape cannot express goes
-to the ledger. `cost.device` then adds what is no tensor: reserved and device memory, host and disk.
+parallelism (FSDP2, DDP, ZeroRedundancyOptimizer, DTensor). The *ledger* sums published rules for frameworks with buffers of their own
+(Megatron-Core, DeepSpeed, FSDP1), for offload and for quantized bases. `frameworks.base.MemoryRules.engine` says which; a structure that
+the tape cannot express goes to the ledger. `cost.device` then adds what is no tensor: reserved and device memory, host and disk.
 """
 
 from __future__ import annotations

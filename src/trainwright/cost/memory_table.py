@@ -107,7 +107,7 @@ class MemoryTable:
             return np.zeros(n, np.int64) if given is None else np.asarray(given, dtype=np.int64)
 
         parts = filled(breakdown, PARTS)
-        peak = np.sum([parts[k] for k in PARTS], axis=0, dtype=np.int64)
+        peak: IntColumn = np.stack([parts[k] for k in PARTS]).sum(axis=0)
         return cls(
             peak_bytes=peak,
             breakdown=parts,

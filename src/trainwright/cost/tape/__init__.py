@@ -1,20 +1,22 @@
-"""A step of training as a symbolic tape of allocations and frees (rules of PyTorch 2.13), replayed once a structure for all its plans."""
+"""A step of training as a symbolic tape of allocations and frees (rules of PyTorch 2.13), replayed once a structure for all its plans.
+
+`sizes` names what is counted, `machine` is storages, tensors and the backward engine, `ops` are PyTorch's operations, `blocks` turns a
+model's rows into them, `fsdp` and `checkpoint` add what FSDP2 and recomputation do, `step` is one step of a stage, `program` its matrices,
+`engine` their columns.
+"""
 
 from __future__ import annotations
 
-from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ..memory_table import MemoryTable
-from ..table import PlanTable
+from .blocks import KINDS
+from .engine import memory_rows
+
+__all__ = ["can_express", "memory_rows"]
 
 
 def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
-    """Whether the tape has a rule for everything that this structure does."""
-    return False
-
-
-def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
-    """`MemoryTable` of plans of one structure."""
-    raise NotImplementedError
+    """Whether the tape has a rule for everything that this structure does; the ledger takes the rest."""
+    kinds = {op.kind for block in (model.embedding, model.head, *model.blocks.values()) for op in block}
+    return kinds <= KINDS and structure.offload == "none" and job.method != "qlora" and job.base_quantization is None

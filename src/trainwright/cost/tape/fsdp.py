@@ -1,0 +1,193 @@
+"""FSDP2 (``fully_shard``) on the tape: groups that gather before use, free after, and reduce in backward.
+
+Source: torch 2.13 torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_collectives.py, _fsdp_state.py); the order of
+allocations follows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .machine import PART, Node, Parameter, Run, Storage, Tensor
+from .sizes import Symbols, times
+
+
+class Group:
+    """The parameters that one ``fully_shard`` call gathers together: a layer, or the root (embedding, final norm, head)."""
+
+    def __init__(self, fsdp: Fsdp, name: str, layer: int, params: list[Parameter], *, reshard: bool) -> None:
+        self.fsdp, self.name, self.layer, self.params, self.reshard_after_forward = fsdp, name, layer, params, reshard
+        weights = [p.weight for p in params]
+        trained = [p.weight for p in params if p.trained]
+        s = fsdp.symbols
+        self.shard, self.padded = s.shard(weights), s.padded(weights)
+        self.reduce_shard, self.reduce_padded = (s.shard(trained), s.padded(trained)) if trained else ((), ())
+        self.whole: list[Storage] = []
+        self.gathered: Storage | None = None
+        self.state = "idle"
+        self.order: list[int] = []
+        self.reduced_buffer: Storage | None = None
+        self.accumulated: list[Storage] = []
+        for p in params:
+            p.group = self
+
+    def unshard(self) -> None:
+        f = self.fsdp
+        if self.gathered is not None or self.whole:
+            return
+        if not f.sharded:  # replicate(): nothing to gather, `wait` copies
+            self.gathered = Storage(f.tape, (), PART["communication_buffers"], "")
+            return
+        cast = Storage(f.tape, times(self.shard, f.compute), PART["communication_buffers"], "shard cast") if f.mixed else None
+        self.gathered = Storage(f.tape, times(self.padded, f.compute), PART["communication_buffers"], f"all-gather of {self.name}")
+        del cast
+
+    def wait(self, forward: bool) -> None:
+        f = self.fsdp
+        if self.gathered is None:
+            return
+        previous = f.kept if forward else None
+        if forward:
+            f.kept = None
+        copy = None
+        for p in self.params:
+            size = times(f.symbols.padded([p.weight]), f.compute)
+            if f.mixed and not f.sharded:
+                copy = Storage(f.tape, size, PART["communication_buffers"], "parameter cast")
+            self.whole.append(Storage(f.tape, size, PART["parameters"], f"unsharded {self.name}"))
+        del copy
+        if forward and f.sharded:
+            f.kept = self.gathered
+        self.gathered = None
+        del previous
+
+    def reshard(self) -> None:
+        while self.whole:
+            self.whole.pop(0)
+
+    # hooks
+
+    def pre_forward(self) -> None:
+        self.state = "forward"
+        self.unshard()
+        self.wait(forward=True)
+
+    def post_forward(self, recomputing: bool) -> None:
+        if not recomputing:
+            if self.reshard_after_forward:
+                self.reshard()
+            self.order.append(len(self.fsdp.forward_order))
+            self.fsdp.forward_order.append(self)
+        self.state = "idle"
+
+    def pre_backward(self) -> None:
+        if self.state == "pre_backward":
+            return
+        self.state = "pre_backward"
+        self.unshard()
+        self.wait(forward=False)
+        if self.order and (target := self.order.pop() - 1) >= 0:
+            self.fsdp.forward_order[target].unshard()
+
+    def post_backward(self) -> None:
+        self.state = "post_backward"
+        if not self.fsdp.reduce_now:
+            self.reshard()
+            self._accumulate()
+            return
+        grads: list[Tensor | Storage] = []
+        for i, p in enumerate(q for q in self.params if q.trained):
+            if self.accumulated:
+                p.grad = None  # added in place
+                grads.append(self.accumulated[i])
+            elif p.grad is not None:
+                grads.append(p.grad)
+                p.grad = None
+        self.accumulated = []
+        self.reshard()
+        self.fsdp.reduce_states.clear()
+        if grads:
+            self._reduce(grads)
+
+    def _accumulate(self) -> None:
+        """Without synchronization whole gradients are kept in the reduce type."""
+        f = self.fsdp
+        if not f.reduce_cast and not self.accumulated:
+            self.accumulated = [p.grad.storage for p in self.params if p.grad is not None and p.grad.storage is not None]
+        for p in self.params:
+            if p.grad is not None and f.reduce_cast and len(self.accumulated) < sum(q.trained for q in self.params):
+                self.accumulated.append(Storage(f.tape, times(p.elements, f.reduce), PART["gradients"], "accumulated gradient"))
+            p.grad = None
+
+    def _reduce(self, grads: list[Any]) -> None:
+        f = self.fsdp
+        part = PART["communication_buffers"]
+        last = grads[-1]  # PyTorch's loop variable: the last gradient outlives the list
+        self.reduced_buffer = None
+        source = Storage(f.tape, times(self.reduce_padded, f.reduce), part, f"reduce-scatter of {self.name}")
+        while grads:
+            grads.pop(0)
+        kept = PART["gradients"]
+        out: Storage | None = Storage(f.tape, times(self.reduce_shard, f.reduce), kept if f.reduce == f.stored else part, "reduced shard")
+        if f.reduce != f.stored:
+            narrow = out
+            out = Storage(f.tape, times(self.reduce_shard, f.stored), kept, "gradient shard")
+            if f.replicated:
+                self.reduced_buffer = narrow
+            del narrow
+        f.sharded_grads.append(out)
+        f.reduce_states.append(source)
+        del last
+
+    def finish(self) -> None:
+        self.reduced_buffer = None
+        self.order.clear()
+
+
+class Fsdp:
+    """All groups of a model and what they share."""
+
+    def __init__(self, run: Run, symbols: Symbols, *, compute: int, stored: int, reduce: int, sharded: bool, replicated: bool) -> None:
+        self.run, self.tape, self.symbols = run, run.tape, symbols
+        self.compute, self.stored, self.reduce = compute, stored, reduce
+        self.mixed, self.reduce_cast = compute != stored, reduce != compute
+        self.sharded, self.replicated = sharded, replicated
+        self.groups: list[Group] = []
+        self.forward_order: list[Group] = []
+        self.kept: Storage | None = None
+        self.reduce_states: list[Storage] = []
+        self.sharded_grads: list[Any] = []
+        self.reduce_now = True
+
+    def enter(self, group: Group, x: Tensor | None) -> Tensor | None:
+        """Before a module's forward: gather, and watch for the gradient of its input."""
+        group.pre_forward()
+        if x is None or not x.needs_grad or not self.run.recording:
+            return x
+
+        def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
+            group.post_backward()
+            return [g]
+
+        return Tensor(x.elements, x.dtype, x.storage, self.run.node(f"{group.name} done", [x.node], [], back))
+
+    def leave(self, group: Group, out: Tensor, recomputing: bool = False) -> None:
+        """After a module's forward: free or keep, and gather again before the gradient of its output is used."""
+        group.post_forward(recomputing)
+        if isinstance(out.node, Node) and not recomputing:
+            out.node.before = [*(out.node.before or []), group.pre_backward]
+
+    def end_of_forward(self) -> None:
+        self.kept = None
+
+    def end_of_backward(self) -> None:
+        """The final callback, root first: groups whose input wanted no gradient reduce now, then every buffer goes."""
+        for group in self.groups:
+            if group.state != "post_backward":
+                group.post_backward()
+            group.state = "idle"
+            if self.reduce_now:
+                group.finish()
+        if self.reduce_now:
+            self.reduce_states.clear()
+        self.forward_order.clear()

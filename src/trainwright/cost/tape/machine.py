@@ -1,0 +1,280 @@
+"""The tape: allocations and frees in the order in which PyTorch makes them, with sizes as symbols.
+
+A `Storage` counts while something refers to it; Python's own reference counts do that bookkeeping, as they do in PyTorch: a tensor that a
+local variable, a graph node or a buffer still holds is alive. `Tape` notes the live bytes whenever a free follows an allocation: only there
+can a peak be.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..memory_table import PARTS
+from .sizes import Size, times
+
+PART = {name: i for i, name in enumerate(PARTS)}
+Place = tuple[str, int, int]  # phase, layer (-1 before the layers, -2 after them), event number inside
+
+
+class Tape:
+    """Live bytes by (symbol, part) and the moments at which they were largest."""
+
+    def __init__(self, named: bool = False) -> None:
+        self.live: dict[int, int] = {}
+        self.by_name: dict[tuple[str, int, int], int] | None = {} if named else None
+        self.named: list[dict[tuple[str, int, int], int]] = []
+        self.moments: list[tuple[Place, str, dict[int, int]]] = []
+        self.marks: dict[str, dict[int, int]] = {}
+        self._rising = False
+        self._what = ""
+        self._phase, self._layer, self._event = "load", -1, 0
+        self._counts: dict[tuple[str, int], int] = {}
+
+    def at(self, phase: str, layer: int) -> None:
+        """From here on events belong to this phase and layer."""
+        if (phase, layer) != (self._phase, self._layer):
+            self.note()
+            self._phase, self._layer = phase, layer
+
+    def add(self, size: Size, part: int, what: str) -> None:
+        live = self.live
+        for symbol, count in size:
+            key = symbol * len(PARTS) + part
+            live[key] = live.get(key, 0) + count
+        self._rising, self._what = True, what
+        if self.by_name is not None:
+            self._name(size, part, what, 1)
+
+    def _name(self, size: Size, part: int, what: str, sign: int) -> None:
+        names = self.by_name
+        assert names is not None
+        for symbol, count in size:
+            key = (what, part, symbol)
+            names[key] = names.get(key, 0) + sign * count
+            if not names[key]:
+                del names[key]
+
+    def remove(self, size: Size, part: int, what: str) -> None:
+        if self._rising:
+            self.note()
+        live = self.live
+        for symbol, count in size:
+            key = symbol * len(PARTS) + part
+            rest = live[key] - count
+            if rest:
+                live[key] = rest
+            else:
+                del live[key]
+        if self.by_name is not None:
+            self._name(size, part, what, -1)
+
+    def note(self) -> None:
+        if self._rising:
+            self._rising = False
+            segment = (self._phase, self._layer)
+            number = self._counts[segment] = self._counts.get(segment, 0) + 1
+            self.moments.append(((*segment, number), self._what, dict(self.live)))
+            if self.by_name is not None:
+                self.named.append(dict(self.by_name))
+
+    def mark(self, name: str) -> None:
+        """Keep what is alive now under a name."""
+        self.marks[name] = dict(self.live)
+
+
+class Storage:
+    """Bytes that are alive while this object is."""
+
+    __slots__ = ("part", "size", "tape", "what")
+
+    def __init__(self, tape: Tape, size: Size, part: int, what: str) -> None:
+        self.tape, self.size, self.part, self.what = tape, size, part, what
+        tape.add(size, part, what)
+
+    def __del__(self) -> None:
+        self.tape.remove(self.size, self.part, self.what)
+
+
+class Tensor:
+    """A value of the forward pass or a gradient. `storage` None: its bytes are somebody else's (an owned parameter, an input)."""
+
+    __slots__ = ("dtype", "elements", "node", "storage")
+
+    def __init__(self, elements: Size, dtype: int, storage: Storage | None, node: Node | Parameter | None = None) -> None:
+        self.elements, self.dtype, self.storage, self.node = elements, dtype, storage, node
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.node is not None
+
+    def view(self) -> Tensor:
+        """The same storage without history: what a node saves."""
+        return Tensor(self.elements, self.dtype, self.storage)
+
+    def reshaped(self, elements: Size) -> Tensor:
+        return Tensor(elements, self.dtype, self.storage, self.node)
+
+
+class Parameter:
+    """A leaf. `grad` is what accumulation leaves; `uses` is how many gradients this backward pass will still deliver."""
+
+    __slots__ = ("_pending", "dtype", "elements", "grad", "group", "layer", "name", "on_grad", "trained", "uses", "weight")
+
+    def __init__(self, name: str, elements: Size, dtype: int, trained: bool, weight: Any = None) -> None:
+        self.name, self.elements, self.dtype, self.trained, self.weight = name, elements, dtype, trained, weight
+        self.grad: Tensor | None = None
+        self.group: Any = None
+        self.layer = -1
+        self.uses = 0
+        self.on_grad: Callable[[Parameter], None] | None = None
+        self._pending: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        return Tensor(self.elements, self.dtype, None, self if self.trained else None)
+
+
+Backward = Callable[["Run", "list[Any]", Tensor], Sequence["Tensor | None"]]
+
+
+class Node:
+    """A step of the backward pass; `edges` go to the nodes or parameters of its inputs (None where no gradient is wanted)."""
+
+    __slots__ = ("before", "buffer", "edges", "layer", "name", "run", "saved", "seq")
+
+    def __init__(self, seq: int, name: str, edges: list[Node | Parameter | None], saved: list[Any], run: Backward, layer: int) -> None:
+        self.seq, self.name, self.edges, self.saved, self.run, self.layer = seq, name, edges, saved, run, layer
+        self.buffer: Tensor | None = None
+        self.before: list[Callable[[], None]] | None = None
+
+
+class Run:
+    """One training step being replayed: makes tensors and nodes, packs what nodes save, and runs the backward pass.
+
+    `pack` is replaced while a checkpointed region runs (see `checkpoint`).
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.seq = 0
+        self.layer = -1
+        self.pack: Callable[[Tensor], Any] = lambda t: t
+        self.recording = True
+        self.caching: Any = None  # an op-selective checkpoint that keeps or returns outputs
+
+    # storage
+
+    def new(self, elements: Size, dtype: int, what: str, part: str = "activations") -> Tensor:
+        return Tensor(elements, dtype, Storage(self.tape, times(elements, dtype), PART[part], what))
+
+    def like(self, t: Tensor, what: str, dtype: int | None = None) -> Tensor:
+        return self.new(t.elements, dtype or t.dtype, what, PARTS[t.storage.part] if t.storage is not None else "activations")
+
+    # forward
+
+    def op(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        elements: Size,
+        dtype: int,
+        run: Backward,
+        *,
+        save: Sequence[Tensor] = (),
+        save_output: bool = False,
+        extra: Sequence[tuple[Size, int]] = (),
+        part: str = "activations",
+        cache: str = "",
+    ) -> Tensor:
+        """One operation: saves inputs, allocates the output (and `extra` outputs that are saved too), saves the output.
+
+        `cache` names the kind of operation for an op-selective checkpoint, which may keep its outputs.
+        """
+        wanted = self.recording and any(t.needs_grad for t in inputs)
+        saved = [self.pack(t.view()) for t in save] if wanted else []
+
+        def make() -> list[Tensor]:
+            return [self.new(elements, dtype, name, part), *(self.new(size, d, name, part) for size, d in extra)]
+
+        out, *more = make() if self.caching is None or not cache else self.caching.outputs(cache, make)
+        if wanted:
+            saved += [self.pack(t.view()) for t in ([out] if save_output else []) + more]
+            out.node = self.node(name, [t.node for t in inputs], saved, run)
+        return out
+
+    def node(self, name: str, edges: Sequence[Node | Parameter | None], saved: list[Any], run: Backward) -> Node:
+        self.seq += 1
+        return Node(self.seq, name, list(edges), saved, run, self.layer)
+
+    # backward
+
+    def backward(self, root: Tensor, grad: Tensor) -> None:
+        """Nodes by descending creation number; leaves at once, when the last gradient that they wait for is there."""
+        assert isinstance(root.node, Node)
+        self._count_uses(root.node)
+        heap: list[tuple[int, int, Node]] = []
+        self._deliver(root.node, grad, heap)
+        del grad
+        while heap:
+            node = heapq.heappop(heap)[2]
+            self.tape.at("backward", node.layer)
+            for hook in node.before or ():
+                hook()
+            outputs = self._call(node)
+            node.saved = []
+            for i, edge in enumerate(node.edges):
+                out, outputs[i] = outputs[i], None
+                if edge is not None and out is not None:
+                    self._deliver(edge, out, heap)
+                del out
+            node.edges = []
+
+    def _call(self, node: Node) -> list[Tensor | None]:
+        grad = node.buffer
+        node.buffer = None
+        assert grad is not None
+        return list(node.run(self, [s.unpack() if hasattr(s, "unpack") else s for s in node.saved], grad))
+
+    def _deliver(self, edge: Node | Parameter, grad: Tensor, heap: list[tuple[int, int, Node]]) -> None:
+        if isinstance(edge, Parameter):
+            edge._pending = grad if edge._pending is None else self.add(edge._pending, grad)
+            edge.uses -= 1
+            if edge.uses <= 0:
+                self._accumulate(edge)
+            return
+        if edge.buffer is None:
+            edge.buffer = grad
+            heapq.heappush(heap, (-edge.seq, id(edge), edge))
+        else:
+            edge.buffer = self.add(edge.buffer, grad)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """A second gradient is added out of place: three tensors are alive."""
+        return self.like(a, "add")
+
+    def _accumulate(self, p: Parameter) -> None:
+        pending, p._pending = p._pending, None
+        if p.grad is None:
+            p.grad = pending
+        del pending
+        if p.on_grad is not None:
+            p.on_grad(p)
+
+    @staticmethod
+    def _count_uses(root: Node) -> None:
+        seen = {id(root)}
+        stack = [root]
+        while stack:
+            for edge in stack.pop().edges:
+                if isinstance(edge, Parameter):
+                    edge.uses += 1
+                elif edge is not None and id(edge) not in seen:
+                    seen.add(id(edge))
+                    stack.append(edge)
+
+
+def release(items: Iterable[Any]) -> None:
+    """Give up references in order, one at a time."""
+    for _ in items:
+        pass

@@ -1,0 +1,121 @@
+"""What a replay is made for: one structure of one model and job, in the variant that the numbers of a plan pick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...spec.blocks import Block, Op, Weight
+from ...spec.job import TrainingJob
+from ...spec.model import ModelSpec
+from ...spec.plan import Structure
+from ...spec.precision import DTYPE_BYTES, activation_bytes
+
+
+class Variant(NamedTuple):
+    """What of a plan's numbers changes the order of events, not only sizes."""
+
+    tensor: bool = False  # tp > 1
+    accumulate: bool = False  # more than one micro-batch a step
+    replicate: bool = False  # FSDP2 with replicas of the shard group
+    context: bool = False  # cp > 1
+    data: bool = False  # more than one rank of data parallelism
+    expert: bool = False  # ep > 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a model on one pipeline rank: kinds of its layers, whether embedding and head stand here."""
+
+    layers: tuple[str, ...]
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Resolved choices of a replay. Types are bytes an element: `compute` of activations, `stored` of owned parameters, `reduce` of reduced
+    gradients."""
+
+    model: ModelSpec
+    job: TrainingJob
+    structure: Structure
+    variant: Variant
+    stage: Stage
+
+    @property
+    def compute(self) -> int:
+        return activation_bytes(self.job.precision)
+
+    @property
+    def autocast(self) -> bool:
+        return self.job.autocast and self.compute != 4
+
+    @property
+    def stored(self) -> int:
+        """FSDP2 with mixed precision and autocast keep parameters in fp32; without masters everything is in the compute type."""
+        if self.compute == 4 or self.autocast:
+            return 4
+        return 4 if self.job.master_weights == "fp32" and self.fsdp else self.compute
+
+    @property
+    def masters(self) -> bool:
+        """Plain PyTorch and DDP without autocast: 16-bit parameters and fp32 masters that the optimizer steps."""
+        return self.compute != 4 and not self.autocast and not self.fsdp and self.job.master_weights == "fp32"
+
+    @property
+    def reduce(self) -> int:
+        """The type of FSDP2's reduction: `gradient_dtype` with mixed precision, the gradients' own without."""
+        return int(DTYPE_BYTES[self.job.gradient_dtype]) if self.mixed else self.compute
+
+    @property
+    def mixed(self) -> bool:
+        return self.fsdp and self.stored != self.compute and not self.autocast
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether FSDP2 wraps the model: any sharding, and replication over more than one rank (``replicate()``)."""
+        return self.structure.framework == "fsdp2" and (self.structure.sharding != "none" or self.variant.data)
+
+    @property
+    def sharded(self) -> bool:
+        return self.structure.sharding in ("zero2", "zero3")
+
+    @property
+    def ddp(self) -> bool:
+        return self.structure.framework == "ddp"
+
+    @property
+    def lora(self) -> bool:
+        return self.job.method != "full"
+
+    @property
+    def unsharded_dtype(self) -> int:
+        return self.compute if self.mixed else self.stored
+
+    @property
+    def targets(self) -> frozenset[str]:
+        return frozenset(self.job.lora_targets or ("q_proj", "v_proj"))
+
+    def adapters(self, op: Op) -> tuple[Weight, ...]:
+        """LoRA's two matrices beside a product, A (rank x inputs) and B (outputs x rank)."""
+        if not self.lora or op.kind != "linear" or op.name not in self.targets:
+            return ()
+        main = op.weights[0]
+        a = Weight(f"{main.name}.lora_A", (self.job.lora_rank, op.k), 1 if op.parallel == "row" else None)
+        b = Weight(f"{main.name}.lora_B", (op.width, self.job.lora_rank), 0 if op.parallel == "column" else None)
+        return (a, b)
+
+    def owned(self, block: Block) -> Iterator[tuple[Weight, bool]]:
+        """(tensor, trained) of a block in order, adapters after their product."""
+        for op in block:
+            for w in op.weights:
+                yield w, not self.lora
+            for w in self.adapters(op):
+                yield w, True
+
+    @property
+    def head_weights(self) -> tuple[Weight, ...]:
+        """The output projection: its own tensor, or the embedding's where tied."""
+        return self.model.head.weights

@@ -1,0 +1,242 @@
+"""Sizes as symbols: whole linear combinations of named columns, so that one replay holds for every plan of a structure.
+
+A `Size` is a tuple of (symbol, coefficient). A symbol is a whole number for each plan, e.g. tokens times the local part of a width; what is
+divided by a parallel degree is rounded up, as the largest rank (rank 0) holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...spec.blocks import Weight
+from ...spec.optimizer import Optimizer
+from ..table import IntColumn, PlanTable
+
+Size = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a symbol is computed from, one entry a plan. `shards` are the ranks that cut a parameter, `tokens` those of one micro-batch."""
+
+    batch: IntColumn
+    seq: IntColumn  # tokens of a sequence on this rank (divided by cp)
+    full_seq: IntColumn
+    tp: IntColumn
+    cp: IntColumn
+    ep: IntColumn
+    etp: IntColumn
+    shards: IntColumn
+    replicas: IntColumn
+    microbatches: IntColumn
+
+    @property
+    def tokens(self) -> IntColumn:
+        return self.batch * self.seq
+
+    @classmethod
+    def of(cls, table: PlanTable, seq_len: int, *, shard_over_cp: bool = True) -> Columns:
+        """FSDP2 cuts parameters over dp_shard x cp, as torchtitan's mesh does."""
+        full = np.full(len(table), seq_len, dtype=np.int64)
+        return cls(
+            batch=table.micro_batch_size,
+            seq=-(-full // table.cp),
+            full_seq=full,
+            tp=table.tp,
+            cp=table.cp,
+            ep=table.ep,
+            etp=table.etp,
+            shards=table.dp_shard * (table.cp if shard_over_cp else 1),
+            replicas=table.dp_replicate,
+            microbatches=table.accumulation,
+        )
+
+    def with_(self, **columns: IntColumn) -> Columns:
+        return replace(self, **columns)
+
+
+def ceil_div(a: IntColumn | int, b: IntColumn) -> IntColumn:
+    return -(-a // b)
+
+
+def times(size: Size, factor: int) -> Size:
+    return size if factor == 1 else tuple((s, c * factor) for s, c in size)
+
+
+def plus(*sizes: Size) -> Size:
+    total: dict[int, int] = {}
+    for size in sizes:
+        for s, c in size:
+            total[s] = total.get(s, 0) + c
+    return tuple(total.items())
+
+
+@dataclass(frozen=True)
+class Symbol:
+    formula: str
+    value: Callable[[Columns], IntColumn]
+
+
+class Symbols:
+    """The named sizes of one replay. `sequence_parallel` and `tensor_parallel` say which regions are divided."""
+
+    def __init__(self, *, tensor_parallel: bool = False, sequence_parallel: bool = False) -> None:
+        self.tensor_parallel = tensor_parallel
+        self.sequence_parallel = sequence_parallel and tensor_parallel
+        self.table: list[Symbol] = []
+        self._ids: dict[str, int] = {}
+
+    def symbol(self, formula: str, value: Callable[[Columns], IntColumn], factor: int = 1) -> Size:
+        found = self._ids.get(formula)
+        if found is None:
+            found = self._ids[formula] = len(self.table)
+            self.table.append(Symbol(formula, value))
+        return ((found, factor),)
+
+    def one(self, count: int) -> Size:
+        return self.symbol("1", lambda c: np.ones_like(c.batch), count)
+
+    def tokens(self, width: int = 1) -> Size:
+        """Every token of the micro-batch on this rank."""
+        return self.symbol("tokens", lambda c: c.tokens, width)
+
+    def sequence(self, width: int = 1) -> Size:
+        """The sequence region: tokens / tp with sequence parallelism."""
+        if not self.sequence_parallel:
+            return self.tokens(width)
+        return self.symbol("batch ceil(seq/tp)", lambda c: c.batch * ceil_div(c.seq, c.tp), width)
+
+    def split(self, width: int, factor: int = 1) -> Size:
+        """The tensor region: every token, width / tp elements."""
+        if not self.tensor_parallel:
+            return self.tokens(width * factor)
+        return self.symbol(f"tokens ceil({width}/tp)", lambda c: c.tokens * ceil_div(width, c.tp), factor)
+
+    def region(self, region: str, width: int) -> Size:
+        return self.split(width) if region == "tensor" else self.sequence(width)
+
+    def positions(self, width: int = 1) -> Size:
+        """Something for each position of the sequence, whatever the batch."""
+        return self.symbol("seq", lambda c: c.seq, width)
+
+    def scores(self, heads: int, factor: int = 1) -> Size:
+        """Attention scores: batch x local heads x queries x keys."""
+        if not self.tensor_parallel:
+            return self.symbol("batch seq full_seq", lambda c: c.tokens * c.full_seq, heads * factor)
+        return self.symbol(f"batch ceil({heads}/tp) seq full_seq", lambda c: c.tokens * c.full_seq * ceil_div(heads, c.tp), factor)
+
+    def padded_rows(self, heads: int, factor: int = 1) -> Size:
+        """Statistics of memory-efficient attention: batch x local heads x queries rounded up to 32."""
+        t = self.tensor_parallel
+        name = f"batch {f'ceil({heads}/tp)' if t else heads} ceil(seq/32)*32"
+        return self.symbol(name, lambda c: c.batch * (ceil_div(heads, c.tp) if t else heads) * (-(-c.seq // 32) * 32), factor)
+
+    # parameters
+
+    def local(self, w: Weight, factor: int = 1) -> Size:
+        """A tensor after tensor and expert parallelism."""
+        return self._weights([w], "local", local_elements, self, factor)
+
+    def shard(self, ws: Sequence[Weight], factor: int = 1) -> Size:
+        """Rank 0's shards of tensors that are cut on dimension 0."""
+        return self._weights(ws, "shard", shard_elements, self, factor)
+
+    def padded(self, ws: Sequence[Weight], factor: int = 1) -> Size:
+        """All ranks' shards together: dimension 0 rounded up to a multiple of the ranks."""
+        return self._weights(ws, "padded", padded_elements, self, factor)
+
+    def optimizer(self, opt: Optimizer, ws: Sequence[Weight], stored: int, sharded: bool, matrix: bool) -> Size:
+        """Optimizer states of a group of tensors, in bytes."""
+        from ..parameters import optimizer_state, owned_shape
+
+        ws = tuple(ws)
+        name = f"{opt.name} states of {self._weights(ws, 'shard', shard_elements, self, 1) if sharded else ''}{[(w.shape, self.splits(w)) for w in ws]}"
+
+        def value(c: Columns) -> IntColumn:
+            total = np.zeros_like(c.batch)
+            for w in ws:
+                dims = owned_shape(w, c, sharded=sharded, tensor=self.splits(w) is not None)
+                total = total + optimizer_state(opt, dims, stored, matrix=matrix)
+            return total
+
+        return self.symbol(name, value)
+
+    def zero_redundancy(self, opt: Optimizer, ws: Sequence[Weight], stored: int) -> Size:
+        """Rank 0's states under ZeroRedundancyOptimizer, which deals whole tensors over the ranks."""
+        from ..parameters import greedy_partition, optimizer_state
+
+        ws = tuple(ws)
+
+        def value(c: Columns) -> IntColumn:
+            sizes = [w.elements for w in ws]
+            dims = [[np.array([d], dtype=np.int64) for d in w.shape] for w in ws]
+            states = [int(optimizer_state(opt, d, stored)[0]) for d in dims]
+            total = np.zeros_like(c.batch)
+            for ranks in np.unique(c.shards):
+                total[c.shards == ranks] = sum(states[i] for i in greedy_partition(sizes, int(ranks))[0])
+            return total
+
+        return self.symbol(f"{opt.name} states of rank 0 of ZeroRedundancyOptimizer", value)
+
+    def _weights(self, ws: Iterable[Weight], how: str, count: Callable[..., IntColumn], symbols: Symbols, factor: int) -> Size:
+        kinds: dict[tuple[tuple[int, ...], int | None, int | None], int] = {}
+        rules: dict[tuple[tuple[int, ...], int | None, int | None], Weight] = {}
+        for w in ws:
+            key = (w.shape, symbols.splits(w), w.ep_dim)
+            kinds[key] = kinds.get(key, 0) + 1
+            rules[key] = w
+        plain = how == "local" and all(k[1] is None and k[2] is None for k in kinds)
+        if plain:
+            return self.one(factor * sum(rules[k].elements * n for k, n in kinds.items()))
+        name = f"{how}(" + " + ".join(f"{n if n > 1 else ''}{list(k[0])}/{k[1]}/{k[2]}" for k, n in kinds.items()) + ")"
+
+        def value(c: Columns) -> IntColumn:
+            return sum((n * count(rules[k], c, k[1] is not None) for k, n in kinds.items()), np.zeros_like(c.batch))
+
+        return self.symbol(name, value, factor)
+
+    def splits(self, w: Weight) -> int | None:
+        """The dimension that tensor parallelism splits here, if it does."""
+        if not self.tensor_parallel or (w.tp_needs_sp and not self.sequence_parallel):
+            return None
+        return w.tp_dim
+
+
+def local_shape(w: Weight, c: Columns, tensor: bool = True) -> list[IntColumn]:
+    """Dimensions of a tensor on one rank after tensor (inside an expert: etp) and expert parallelism."""
+    dims = [np.full_like(c.batch, d) for d in w.shape]
+    if w.ep_dim is not None:
+        dims[w.ep_dim] = ceil_div(dims[w.ep_dim], c.ep)
+    if tensor and w.tp_dim is not None:
+        dims[w.tp_dim] = ceil_div(dims[w.tp_dim], c.etp if w.ep_dim is not None else c.tp)
+    return dims
+
+
+def shards_of(w: Weight, c: Columns) -> IntColumn:
+    """Ranks over which a tensor is cut: experts, which are spread over ep already, over the rest of them."""
+    if w.ep_dim is None:
+        return c.shards
+    return np.maximum(1, c.shards * c.tp // np.maximum(1, c.ep * c.etp))
+
+
+def _product(dims: Sequence[IntColumn]) -> IntColumn:
+    total = dims[0]
+    for d in dims[1:]:
+        total = total * d
+    return total
+
+
+def local_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
+    return _product(local_shape(w, c, tensor))
+
+
+def shard_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
+    dims = local_shape(w, c, tensor)
+    return _product([ceil_div(dims[0], shards_of(w, c)), *dims[1:]])
+
+
+def padded_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
+    return shard_elements(w, c, tensor) * shards_of(w, c)

@@ -1,0 +1,337 @@
+"""One training step on the tape: forward, backward, optimizer, for a few layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...spec.blocks import Block, Op, Weight
+from ...spec.optimizer import OPTIMIZERS
+from . import ops
+from .blocks import run_block
+from .checkpoint import checkpoint, selective_cache
+from .fsdp import Fsdp, Group
+from .machine import PART, Parameter, Run, Storage, Tape, Tensor
+from .setup import Setup
+from .sizes import Size, Symbols, times
+
+ENDS_BEFORE, ENDS_AFTER = -1, 1 << 20
+
+
+class Step:
+    """Owns the tape and everything that lives through a step. `layers` are the blocks to replay, first to last."""
+
+    def __init__(self, setup: Setup, layers: list[Block], named: bool = False) -> None:
+        self.setup, self.layers = setup, layers
+        v = setup.variant
+        self.symbols = Symbols(tensor_parallel=v.tensor, sequence_parallel=setup.structure.sequence_parallel)
+        self.tape = Tape(named)
+        self.run = Run(self.tape)
+        self.owned: list[Storage] = []
+        self.fsdp: Fsdp | None = None
+        if setup.fsdp:
+            self.fsdp = Fsdp(
+                self.run,
+                self.symbols,
+                compute=setup.unsharded_dtype,
+                stored=setup.stored,
+                reduce=setup.reduce if setup.mixed else setup.stored,
+                sharded=setup.sharded,
+                replicated=v.replicate or not setup.sharded,
+            )
+        self.root: dict[str, Parameter] = {}
+        self.layer_params: list[dict[str, Parameter]] = []
+        self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self.copies: dict[int, Tensor] = {}
+        self.gradients: list[Storage] = []
+        self._make_parameters()
+
+    # what is owned
+
+    def _make_parameters(self) -> None:
+        stage = self.setup.stage
+        ends = ([self.setup.model.embedding] if stage.first else []) + ([self.setup.model.head] if stage.last else [])
+        self.root = {}
+        for block in ends:
+            self.root |= self._parameters(block, ENDS_BEFORE)
+        if stage.last and not stage.first and self.setup.model.tied:
+            table = self.setup.model.embedding.ops[0]
+            self.root |= {w.name: self._parameter(w.name, w, not self.setup.lora, ENDS_BEFORE) for w in table.weights[:1]}
+        self.layer_params = [self._parameters(block, i) for i, block in enumerate(self.layers)]
+        self.root_group = self._own("root", ENDS_BEFORE, self.root)
+        self.layer_groups = [self._own("layer", i, p) for i, p in enumerate(self.layer_params)]
+        if self.setup.structure.sharding == "zero1":
+            size = self.symbols.zero_redundancy(
+                OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), 4 if self.setup.masters else self.setup.stored
+            )
+            self.owned.append(Storage(self.tape, size, PART["optimizer"], "optimizer states of rank 0"))
+        buffers = self.setup.model.buffer_bytes
+        if buffers:
+            self.owned.append(Storage(self.tape, self.symbols.one(buffers), PART["parameters"], "buffers"))
+
+    def _all_trained(self) -> list[Weight]:
+        """Every trained tensor of the stage in order, not only those of the layers that are replayed."""
+        model = self.setup.model
+        blocks = [model.embedding, *(model.blocks[name] for name in self.setup.stage.layers), model.head]
+        return [w for block in blocks for w, trained in self.setup.owned(block) if trained]
+
+    def _parameters(self, block: Block, layer: int) -> dict[str, Parameter]:
+        return {w.name: self._parameter(w.name, w, trained, layer) for w, trained in self.setup.owned(block)}
+
+    def _parameter(self, name: str, w: Any, trained: bool, layer: int) -> Parameter:
+        p = Parameter(name, self.symbols.local(w), self.setup.unsharded_dtype if self.fsdp else self.setup.stored, trained, w)
+        p.layer = layer
+        return p
+
+    def _own(self, name: str, layer: int, params: dict[str, Parameter]) -> Group | None:
+        """Owned bytes of a group of parameters: themselves, optimizer states, DDP's gradient buckets."""
+        s, setup = self.symbols, self.setup
+        weights = [p.weight for p in params.values()]
+        trained = [p.weight for p in params.values() if p.trained]
+        if not weights:
+            return None
+        count = s.shard if setup.sharded else _local(s)
+        tape = self.tape
+        self.owned.append(Storage(tape, times(count(weights), setup.stored), PART["parameters"], f"{name} parameters"))
+        if setup.masters and trained:
+            self.owned.append(Storage(tape, count(trained, 4), PART["master_weights"], f"{name} masters"))
+        if not trained:
+            return self._group(name, layer, params)
+        if setup.ddp and setup.variant.data:
+            self.owned.append(Storage(tape, count(trained, setup.stored), PART["gradients"], f"{name} gradient buckets"))
+        if setup.structure.sharding != "zero1":
+            size = s.optimizer(
+                OPTIMIZERS[setup.job.optimizer], trained, setup.stored if not setup.masters else 4, setup.sharded, layer >= 0
+            )
+            self.owned.append(Storage(tape, size, PART["optimizer"], f"{name} optimizer states"))
+        return self._group(name, layer, params)
+
+    def _group(self, name: str, layer: int, params: dict[str, Parameter]) -> Group | None:
+        if self.fsdp is None:
+            return None
+        zero3 = self.setup.structure.sharding == "zero3"
+        reshard = zero3 and (layer >= 0 or self.setup.structure.reshard_root)
+        group = Group(self.fsdp, name, layer, list(params.values()), reshard=reshard)
+        self.fsdp.groups.append(group)
+        return group
+
+    # forward
+
+    def replay(self) -> None:
+        """A step with states in place: micro-batches, then the optimizer."""
+        count = 2 if self.setup.variant.accumulate else 1
+        inputs = Storage(self.tape, (*self.symbols.tokens(16), *self.symbols.positions(8)), PART["activations"], "ids, labels, positions")
+        self.tape.mark("owned")
+        for i in range(count):
+            final = i == count - 1
+            if self.fsdp is not None:
+                self.fsdp.reduce_now = final
+            self._hook_gradients(final)
+            self._micro_batch()
+        self.tape.mark("after backward")
+        self._optimizer()
+        del inputs
+
+    def _hook_gradients(self, final: bool) -> None:
+        """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it."""
+        setup = self.setup
+        drop = (setup.ddp and setup.variant.data and final) or setup.job.optimizer_in_backward
+        if drop and self.fsdp is None:
+            for p in self.parameters():
+                p.on_grad = _forget
+
+    def parameters(self) -> list[Parameter]:
+        return [*self.root.values(), *(p for params in self.layer_params for p in params.values())]
+
+    def _micro_batch(self) -> None:
+        tape = self.tape
+        before = dict(tape.live)
+        tape.at("forward", ENDS_BEFORE)
+        loss = self._forward()
+        if self.fsdp is not None:
+            self.fsdp.end_of_forward()
+        self.tables.clear()
+        self.copies.clear()
+        tape.mark("after forward")
+        tape.marks["saved"] = _difference(tape.live, before)
+        tape.at("backward", ENDS_AFTER)
+        seed = self.run.new(loss.elements, loss.dtype, "seed")
+        self.run.backward(loss, seed)
+        del seed, loss
+        if self.fsdp is not None:
+            tape.at("backward", ENDS_BEFORE)
+            self.fsdp.end_of_backward()
+
+    def _forward(self) -> Tensor:
+        run, fsdp, stage = self.run, self.fsdp, self.setup.stage
+        run.layer = ENDS_BEFORE
+        if fsdp is not None and self.root_group is not None:
+            fsdp.enter(self.root_group, None)
+        self._make_tables()
+        x = self._embed() if stage.first else self.received()
+        every = self.setup.structure.recompute_every if self.setup.structure.recompute == "full" else 1
+        for first in range(0, len(self.layers), every):
+            x = self._span(first, min(first + every, len(self.layers)), x)
+        run.layer = ENDS_AFTER
+        self.tape.at("forward", ENDS_AFTER)
+        out = self._head(x) if stage.last else x
+        del x
+        if fsdp is not None and self.root_group is not None:
+            fsdp.leave(self.root_group, out)
+        return out
+
+    def received(self) -> Tensor:
+        raise NotImplementedError
+
+    def _embed(self) -> Tensor:
+        s, setup = self.symbols, self.setup
+        total: Tensor | None = None
+        for op in setup.model.embedding:
+            if op.kind != "embedding":
+                continue
+            size = s.sequence(op.width) if total is None else s.positions(op.width)
+            found = ops.embedding(self.run, self.root[op.weights[0].name], size, self.setup.unsharded_dtype if self.fsdp else setup.stored)
+            total = found if total is None else ops.add(self.run, total, found)
+            del found
+        assert total is not None
+        return total
+
+    def _span(self, first: int, end: int, x: Tensor) -> Tensor:
+        """Layers first .. end-1, which one checkpoint may span."""
+        structure = self.setup.structure
+        whole = structure.recompute == "full"
+        by_op = structure.recompute == "selective" and not structure.recompute_modules
+        tables = dict(self.tables)
+        if end - first > 1:
+            self.run.layer = first
+
+            def span(x: Tensor) -> Tensor:
+                for i in range(first, end):
+                    x = self._layer(i, x, tables)
+                return x
+
+            return checkpoint(self.run, span, [x])
+        self.run.layer = first
+        self.tape.at("forward", first)
+        group = self.layer_groups[first]
+        if self.fsdp is not None and group is not None:
+            x = self.fsdp.enter(group, x) or x
+
+        def one(x: Tensor) -> Tensor:
+            return self._layer(first, x, tables)
+
+        if whole or by_op:
+            out = checkpoint(self.run, one, [x], selective_cache() if by_op else None)
+        else:
+            out = one(x)
+        if self.fsdp is not None and group is not None:
+            self.fsdp.leave(group, out)
+        return out
+
+    def _layer(self, i: int, x: Tensor, tables: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+        outer, self.tables = self.tables, tables
+        try:
+            return run_block(self, self.layers[i], self.layer_params[i], x)
+        finally:
+            self.tables = outer
+
+    def maybe_checkpoint(self, module: str, function: Callable[..., Tensor], args: list[Tensor]) -> Tensor:
+        """A part of a layer under its own checkpoint, where `recompute_modules` names it."""
+        structure = self.setup.structure
+        if structure.recompute == "selective" and module in structure.recompute_modules:
+            return checkpoint(self.run, function, args)
+        return function(*args)
+
+    def linear(self, op: Op, params: dict[str, Parameter], x: Tensor) -> Tensor:
+        """A product with what stands beside it: autocast's copies, LoRA's adapters."""
+        s = self.symbols
+        out = s.region(op.region, op.width)
+        part = "logits" if op.output == "logits" else "activations"
+        main = [params[w.name] for w in op.weights]
+        weight = main[0] if main else self.root[self.setup.model.embedding.ops[0].weights[0].name]
+        bias = main[1] if len(main) > 1 else None
+        y = self._product(x, weight, out, bias, part)
+        adapters = self.setup.adapters(op)
+        if adapters:
+            a, b = (params[w.name] for w in adapters)
+            down = self._product(x, a, s.tokens(self.setup.job.lora_rank), None, part)
+            up = self._product(down, b, out, None, part)
+            del down
+            y = ops.add(self.run, y, ops.scale(self.run, up))
+        return y
+
+    def _product(self, x: Tensor, w: Parameter, out: Size, bias: Parameter | None, part: str) -> Tensor:
+        if not self.setup.autocast:
+            return ops.linear(self.run, x, w, out, bias, part)
+        b = self._copy(bias) if bias is not None else None
+        wt = self._copy(w)
+        narrow = ops.cast(self.run, x, self.setup.compute)
+        return ops.matmul(self.run, narrow, wt, out, b, part, bias.elements if bias is not None else ())
+
+    def _copy(self, p: Parameter) -> Tensor:
+        """Autocast's 16-bit copy of a parameter, made once a forward pass."""
+        found = self.copies.get(id(p))
+        if found is None:
+            pack, self.run.pack = self.run.pack, lambda t: t
+            found = self.copies[id(p)] = ops.cast(self.run, p.tensor(), self.setup.compute, part="parameters")
+            self.run.pack = pack
+        return found
+
+    def _make_tables(self) -> None:
+        """cos and sin for every position, once for the model; every layer gets them as arguments."""
+        for head_dim in sorted({op.head_dim for block in self.layers for op in block.rows("rope")}):
+            size = self.symbols.positions(head_dim)
+            self.tables[head_dim] = (self.run.new(size, self._residual, "cos"), self.run.new(size, self._residual, "sin"))
+
+    def rotary_tables(self, head_dim: int) -> tuple[Tensor, Tensor]:
+        return self.tables[head_dim]
+
+    @property
+    def _residual(self) -> int:
+        return self.setup.stored if self.setup.autocast else self.setup.compute
+
+    def attention_core(self, op: Op, turned: bool) -> Callable[..., Tensor]:
+        s, r, compute = self.symbols, self.run, self.setup.compute
+        kind = self.setup.structure.attention
+        out = s.split(op.heads * (op.v_head_dim or op.head_dim))
+        repeats = op.heads != op.kv_heads
+
+        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if self.setup.autocast:
+                q, k, v = (ops.cast(r, t, compute) for t in (q, k, v))
+            if kind == "flash":
+                return ops.sdpa(r, q, k, v, out, s.split(op.heads), "flash", s.one(24))
+            if repeats:
+                k = ops.repeat_heads(r, k, s.split(op.heads * op.head_dim))
+                v = ops.repeat_heads(r, v, out)
+            if kind == "efficient":
+                return ops.sdpa(r, q, k, v, out, s.padded_rows(op.heads), "efficient", s.one(16))
+            loose = (not turned, not turned and not repeats, not repeats)
+            return ops.eager_attention(r, q, k, v, out, s.scores(op.heads), loose)
+
+        return core
+
+    def _head(self, x: Tensor) -> Tensor:
+        """Final norm, logits, loss."""
+        s, model = self.symbols, self.setup.model
+        norm_ops = [op for op in model.head if op.kind not in ("linear", "cross_entropy")]
+        x = run_block(self, Block("final", tuple(norm_ops)), self.root, x) if norm_ops else x
+        project = next(op for op in model.head if op.kind == "linear")
+        logits = self.linear(project, self.root, x)
+        del x
+        return ops.cross_entropy(self.run, logits, s.one(1))
+
+    def _optimizer(self) -> None:
+        self.tape.at("optimizer", ENDS_BEFORE)
+
+
+def _local(s: Symbols) -> Callable[..., Size]:
+    return lambda ws, factor=1: tuple(item for w in ws for item in s.local(w, factor))
+
+
+def _forget(p: Parameter) -> None:
+    p.grad = None
+
+
+def _difference(now: dict[int, int], before: dict[int, int]) -> dict[int, int]:
+    return {k: now.get(k, 0) - before.get(k, 0) for k in {*now, *before} if now.get(k, 0) != before.get(k, 0)}
