@@ -1,0 +1,79 @@
+"""What parallelism computes against what one device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .collectives import Array
+from .data import capacity_groups
+from .fsdp import Optimizer
+from .layout import Layout
+from .model import Batch, TinyConfig, initial, random_batch
+from .run import Result, train
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest absolute and relative differences; relative is max |a - b| / max |b| of a tensor, the largest over tensors."""
+
+    loss: float
+    gradients: float
+    weights: float
+    absolute: float
+    worst: str
+
+    @property
+    def relative(self) -> float:
+        return max(self.loss, self.gradients, self.weights)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A distributed run beside the one-device run on the same batches."""
+
+    config: TinyConfig
+    layout: Layout
+    batches: tuple[Batch, ...]
+    distributed: Result
+    single: Result
+    difference: Difference
+
+
+def relative(got: Mapping[str, Array], want: Mapping[str, Array]) -> tuple[float, str]:
+    """(the largest relative difference, the tensor it is in)."""
+    found = {n: float(np.abs(got[n] - w).max() / max(np.abs(w).max(), 1e-300)) for n, w in want.items()}
+    worst = max(found, key=lambda n: found[n])
+    return found[worst], worst
+
+
+def difference(got: Result, want: Result) -> Difference:
+    loss = max(abs(a - b) / max(abs(b), 1e-300) for a, b in zip(got.losses, want.losses))
+    gradients, worst_gradient = relative(got.gradients, want.gradients)
+    weights, worst_weight = relative(got.weights, want.weights)
+    absolute = max(float(np.abs(got.weights[n] - w).max()) for n, w in want.weights.items())
+    return Difference(loss, gradients, weights, absolute, worst_gradient if gradients > weights else worst_weight)
+
+
+def make_batches(config: TinyConfig, batch: int, length: int, steps: int, seed: int = 0, padded: bool = False) -> tuple[Batch, ...]:
+    return tuple(random_batch(config, batch, length, seed + step, padded) for step in range(steps))
+
+
+def compare(
+    config: TinyConfig, layout: Layout, *, batch: int = 8, length: int = 16, steps: int = 5, seed: int = 0, padded: bool = False,
+    optimizer: Optimizer | None = None, batches: Sequence[Batch] = (), dtype: Any = np.float64,
+) -> Comparison:  # fmt: skip
+    """Train `steps` steps under `layout` and on one device, from the same weights on the same tokens.
+
+    One device drops the tokens that the ranks' capacities drop (capacity is counted per rank and microbatch there). Raises `SpecError` on a layout
+    that does not fit.
+    """
+    chosen = tuple(batches) or make_batches(config, batch, length, steps, seed, padded)
+    weights = initial(config, seed, dtype)
+    distributed = train(config, layout, chosen, weights, optimizer=optimizer)
+    groups = capacity_groups(layout, *chosen[0].shape) if config.capacity_factor else None
+    single = train(config, Layout(), chosen, weights, optimizer=optimizer, groups=groups)
+    return Comparison(config, layout, chosen, distributed, single, difference(distributed, single))

@@ -1,0 +1,232 @@
+"""The bytes that every rank must send, from formulas: sizes and counts of the collectives of each strategy, without running anything.
+
+`expected` gives {(purpose, collective): bytes} of one rank; the counters of a run must be equal, to the byte. Purposes: ``tp`` (activations), ``tp loss``,
+``tp partial`` (gradients of weights that all tensor-parallel ranks hold), ``cp``, ``ep``, ``ep counts``, ``pp``, ``weights``, ``gradients``, ``replicas``,
+``twins`` (the same weight on several stages), ``loss``, ``host``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from . import collectives, pipeline, recompute
+from .collectives import bounds, split_sizes
+from .context import positions_of
+from .data import sequences_of
+from .expert import Routing
+from .fsdp import Optimizer, pack
+from .layout import Coordinate, Layout
+from .model import Parameter, TinyConfig, parameters
+
+Table = dict[tuple[str, str], int]
+Routes = Sequence[Mapping[tuple[int, int, int], Routing]]
+
+
+class _Rank:
+    """The sizes that one rank's formulas need."""
+
+    def __init__(self, config: TinyConfig, layout: Layout, plan: pipeline.Plan, rank: int, batch: int, length: int, itemsize: int) -> None:
+        self.config, self.layout, self.plan, self.itemsize = config, layout, plan, itemsize
+        self.rank, self.at = rank, layout.coordinate(rank)
+        self.batch, self.length = batch, length
+        self.lengths = [len(p) for p in positions_of(length, layout.cp, layout.cp_balance)]
+        share = sequences_of(layout, self.at.replicate * layout.dp_shard + self.at.shard, batch)
+        self.sequences = [hi - lo for lo, hi in share]
+        self.tokens = [n * self.lengths[self.at.cp] for n in self.sequences]
+        self.sent: Table = defaultdict(int)
+        self.segment_of = {u: seg for units in plan.units for seg in recompute.segments(config, layout, units) for u in seg}
+        self.stage_of = {unit: s for s, units in enumerate(plan.units) for unit in units}
+
+    def here(self, unit: int) -> list[int]:
+        """Microbatches whose pass through this unit is on this rank."""
+        stage = self.stage_of[unit]
+        return [m for m in range(self.layout.microbatches) if self.plan.rank_of(stage, m) == self.at.pp]
+
+    @property
+    def units(self) -> list[int]:
+        return sorted(self.plan.units_of(self.at.pp))
+
+    def inner(self, unit: int) -> bool:
+        return 0 < unit < self.config.head_unit
+
+    def again(self, unit: int) -> int:
+        """Extra forwards by recomputation."""
+        return int(self.layout.recompute == "full" and self.inner(unit))
+
+    def ring(self, purpose: str, kind: str, sizes: Sequence[int], member: int, times: int = 1) -> None:
+        """A ring collective over `sizes` elements per member."""
+        if len(sizes) > 1:
+            self.sent[purpose, kind] += times * collectives.ring_bytes(kind, [s * self.itemsize for s in sizes], member)
+
+    def all_reduce(self, purpose: str, elements: int, group: Sequence[int], times: int = 1) -> None:
+        self.ring(purpose, "all_reduce", split_sizes(elements, len(group)), group.index(self.rank), times)
+
+
+def _tensor(r: _Rank) -> None:
+    """Without sequence parallelism: 2 all-reduces forward and 2 backward a block, 1 for the embedding, 1 for the head. With it: see `sequence`."""
+    layout, h = r.layout, r.config.hidden
+    group = layout.group("tp", r.at)
+    for unit in r.units:
+        for m in r.here(unit):
+            tokens, again = r.tokens[m], r.again(unit)
+            rows = [n * h for n in split_sizes(tokens, layout.tp)]
+            if not layout.sequence_parallel:
+                count = 4 + 2 * again if r.inner(unit) else 1
+                r.all_reduce("tp", tokens * h, group, count)
+            else:
+                gathers, scatters = (6 + 2 * again, 4 + 2 * again) if r.inner(unit) else (1, 1) if unit == 0 else (2, 1)
+                r.ring("tp", "all_gather", rows, r.at.tp, gathers)
+                r.ring("tp", "reduce_scatter", rows, r.at.tp, scatters)
+            if unit == r.config.head_unit:
+                r.all_reduce("tp loss", tokens, group, 3)
+
+
+def _context(r: _Rank) -> None:
+    """Keys and values: all blocks but one forward; backward the same and every block's gradient."""
+    layout, config = r.layout, r.config
+    heads = split_sizes(config.kv_heads, layout.tp)[r.at.tp]
+    for unit in filter(r.inner, r.units):
+        for m in r.here(unit):
+            blocks = [2 * r.sequences[m] * n * heads * config.head_dim * r.itemsize for n in r.lengths]
+            once = sum(blocks) - blocks[(r.at.cp + 1) % layout.cp]
+            if layout.cp > 1:
+                r.sent["cp", "send_recv"] += once * (2 + r.again(unit)) + sum(blocks)
+
+
+def _expert(r: _Rank, routes: Routes, step: int) -> None:
+    """Rows to other ranks' experts and rows of other ranks back, twice forward and twice backward in all."""
+    layout, config = r.layout, r.config
+    if layout.ep == 1:
+        return
+    group = layout.group("ep", r.at)
+    lo, hi = bounds(config.experts, layout.ep)[layout.ep_index(r.at)]
+    for unit in filter(r.inner, r.units):
+        for m in r.here(unit):
+            kept = {g: routes[g][step, unit, m].kept for g in group}
+            rows = sum(kept[r.rank]) - sum(kept[r.rank][lo:hi]) + sum(sum(kept[g][lo:hi]) for g in group if g != r.rank)
+            r.sent["ep", "all_to_all"] += rows * config.hidden * r.itemsize * (2 + r.again(unit))
+            r.sent["ep counts", "all_to_all"] += (config.experts - (hi - lo)) * 8 * (1 + r.again(unit))
+
+
+def _pipeline(r: _Rank) -> None:
+    """One boundary activation forward and one gradient back, per microbatch and boundary between ranks."""
+    layout, last = r.layout, len(r.plan.units) - 1
+    for m, tokens in enumerate(r.tokens):
+        rows = split_sizes(tokens, layout.tp)[r.at.tp] if layout.sequence_parallel else tokens
+        for stage in r.plan.stages_of(r.at.pp):
+            if r.plan.rank_of(stage, m) != r.at.pp:
+                continue
+            for other in (stage + 1, stage - 1):
+                if 0 <= other <= last and r.plan.rank_of(other, m) != r.at.pp:
+                    r.sent["pp", "send_recv"] += rows * r.config.hidden * r.itemsize
+
+
+def _local_size(p: Parameter, layout: Layout, at: Coordinate) -> int:
+    slices = p.cut({"tp": layout.tp, "ep": layout.ep}, {"tp": at.tp, "ep": layout.ep_index(at)})
+    return int(np.prod([len(range(*s.indices(n))) for s, n in zip(slices, p.shape)]))
+
+
+def _gathers(r: _Rank, units: Sequence[int]) -> int:
+    """How often a fully sharded bucket is gathered: in forward and in backward of every use, once more for a recomputed run of several blocks."""
+    if not r.layout.reshard_after_forward:
+        return 1
+    return sum(len(r.here(u)) * (2 + (r.again(u) if len(r.segment_of[u]) > 1 else 0)) for u in units)
+
+
+def _states(r: _Rank) -> None:
+    """Weights and gradients over the data-parallel ranks: the table of `fsdp`."""
+    layout, config, at = r.layout, r.config, r.at
+    holders = r.plan.holders()
+    params = [p for p in parameters(config) if p.unit in r.units or (config.tied and p.name == "embedding" and config.head_unit in r.units)]
+    sizes = {p.name: _local_size(p, layout, at) for p in params}
+    for members in pack(params, {n: s * r.itemsize for n, s in sizes.items()}, layout, config.tied):
+        total = sum(sizes[p.name] for p in members)
+        tied = config.tied and members[0].name == "embedding"
+        units = {p.unit for p in members} | ({config.head_unit} if tied else set())
+        mine = [u for u in sorted(units) if u in r.units]
+        uses = sum(len(r.here(u)) for u in mine)
+        prefix = "expert_" if members[0].expert else ""
+        shard = layout.group(prefix + "shard", at) if layout.zero else (r.rank,)
+        replicas = layout.group(prefix + "replicate" if layout.zero else prefix + "data", at)
+        chunks, me = split_sizes(total, len(shard)), shard.index(r.rank)
+        reduces = uses if layout.zero >= 2 else layout.microbatches if layout.reduce_every_microbatch else 1
+        if layout.reduce_every_microbatch:
+            reduces = len(r.here(mine[0]))
+        gathers = {0: 0, 1: 1, 2: 1, 3: _gathers(r, mine)}[layout.zero]
+        wanted = ("always", "sequence") if layout.sequence_parallel else ("always",)
+        partial = sum(sizes[p.name] for p in members if p.tp_partial in wanted)
+        r.all_reduce("tp partial", partial, layout.group("tp", at), reduces)
+        r.ring("weights", "all_gather", chunks, me, gathers)
+        r.ring("gradients", "reduce_scatter", chunks, me, reduces)
+        r.all_reduce("replicas" if layout.zero else "gradients", chunks[me], replicas, 1 if layout.zero else reduces)
+        twins = [layout.rank(at._replace(pp=p)) for p in sorted(set.union(*(holders[u] for u in units)))]
+        r.all_reduce("twins", chunks[me], twins)
+        _host_states(r, chunks[me] * r.itemsize, _gathers(r, mine))
+
+
+def _host_states(r: _Rank, owned_bytes: int, gathers: int) -> None:
+    if r.layout.offload in ("optimizer", "parameters"):
+        r.sent["host", "to_host"] += owned_bytes
+        r.sent["host", "from_host"] += owned_bytes * (gathers if r.layout.offload == "parameters" else 1)
+
+
+def _loss(r: _Rank) -> None:
+    """Token counts before, the loss after: one number each over the data-parallel ranks."""
+    at_end = r.config.head_unit in r.units
+    r.all_reduce("loss", 1, r.layout.group("data", r.at), 1 + at_end)
+    ends = r.plan.holders()[r.config.head_unit]
+    if at_end and len(ends) > 1:
+        r.all_reduce("loss", 1, [r.layout.rank(r.at._replace(pp=p)) for p in sorted(ends)])
+
+
+def _host_activations(r: _Rank) -> None:
+    """What a block leaves behind goes to the host and comes back; embedding and head as counted in `recompute.saved_elements` terms."""
+    if r.layout.offload != "activations":
+        return
+    for unit in filter(r.inner, r.units):
+        for m in r.here(unit):
+            drop = r.layout.recompute == "full"
+            if drop and unit != r.segment_of[unit][0]:
+                continue
+            size = recompute.saved_elements(r.config, r.layout, r.tokens[m], r.length, drop) * r.itemsize
+            r.sent["host", "to_host"] += size
+            r.sent["host", "from_host"] += size
+
+
+def expected(
+    config: TinyConfig, layout: Layout, rank: int, *, batch: int, length: int, steps: int = 1, itemsize: int = 8, routes: Routes = ()
+) -> Table:  # fmt: skip
+    """{(purpose, collective): bytes} that `rank` sends in `steps` optimizer steps. `routes`: each rank's `Routing` log, for expert parallelism.
+
+    ``host`` under offload = activations counts the blocks (not embedding and head).
+    """
+    plan = pipeline.plan(config, layout)
+    total: Table = defaultdict(int)
+    for step in range(1, steps + 1):
+        r = _Rank(config, layout, plan, rank, batch, length, itemsize)
+        for part in (_tensor, _context, _pipeline, _states, _loss, _host_activations):
+            part(r)
+        _expert(r, routes, step)
+        for key, size in r.sent.items():
+            total[key] += size
+    return {k: v for k, v in total.items() if v}
+
+
+def states_bytes(config: TinyConfig, layout: Layout, rank: int, optimizer: Optimizer, itemsize: int = 8) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer states that a rank holds between backward and the optimizer step: whole or 1/n as the ZeRO stage says."""
+    plan, at = pipeline.plan(config, layout), layout.coordinate(rank)
+    units = plan.units_of(at.pp)
+    params = [p for p in parameters(config) if p.unit in units or (config.tied and p.name == "embedding" and config.head_unit in units)]
+    sizes = {p.name: _local_size(p, layout, at) for p in params}
+    found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
+    for members in pack(params, {n: s * itemsize for n, s in sizes.items()}, layout, config.tied):
+        total = sum(sizes[p.name] for p in members)
+        shard = layout.group(("expert_" if members[0].expert else "") + "shard", at) if layout.zero else (rank,)
+        part = split_sizes(total, len(shard))[shard.index(rank)]
+        found["parameters"] += itemsize * (part if layout.zero == 3 else total)
+        found["gradients"] += itemsize * (part if layout.zero else total)
+        found["optimizer"] += itemsize * optimizer.states * part
+    return found
