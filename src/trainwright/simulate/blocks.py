@@ -30,7 +30,7 @@ def norm(run: Run, name: str, x: Array) -> tuple[Array, Backward]:
         dx, *grads = norm_backward(dy)
         for part, grad in zip((".scale", ".shift"), grads):
             run.add(name + part, grad)
-        return run.cast(dx)
+        return run.cast_gradient(dx)
 
     return run.cast(y), backward
 
@@ -62,9 +62,9 @@ def attention(run: Run, unit: int, x: Array, micro: Micro) -> tuple[Array, Backw
         if rotates:
             dq, dk = layers.rotary(dq, micro.positions, -1), layers.rotary(dk, micro.positions, -1)
         source, flat = again(), (micro.tokens.size, -1)
-        dx = tensor.affine_backward(run, source, run.cast(dq.reshape(flat)), at + "q", q_bias)
-        dx = dx + tensor.affine_backward(run, source, run.cast(dk.reshape(flat)), at + "k")
-        dx = dx + tensor.affine_backward(run, source, run.cast(dv.reshape(flat)), at + "v", v_bias)
+        dx = tensor.affine_backward(run, source, run.cast_gradient(dq.reshape(flat)), at + "q", q_bias)
+        dx = dx + tensor.affine_backward(run, source, run.cast_gradient(dk.reshape(flat)), at + "k")
+        dx = dx + tensor.affine_backward(run, source, run.cast_gradient(dv.reshape(flat)), at + "v", v_bias)
         return enter_backward(dx)
 
     return y, backward
@@ -95,9 +95,9 @@ def feed_forward(run: Run, unit: int, x: Array, micro: Micro) -> tuple[Array, Ba
         source = again()
         grads = act_backward(dhidden)
         dgate, dup = grads if config.gated else (None, grads)
-        dx = tensor.affine_backward(run, source, run.cast(dup), at + "up", up_bias)
+        dx = tensor.affine_backward(run, source, run.cast_gradient(dup), at + "up", up_bias)
         if dgate is not None:
-            dx = dx + tensor.affine_backward(run, source, run.cast(dgate), at + "gate")
+            dx = dx + tensor.affine_backward(run, source, run.cast_gradient(dgate), at + "gate")
         return enter_backward(dx)
 
     return y, backward
@@ -115,7 +115,7 @@ def block(run: Run, unit: int, x: Array, micro: Micro) -> tuple[Array, Backward]
 
     def backward(dy: Array) -> Array:
         dmiddle = dy + second_norm_backward(feed_forward_backward(dy))
-        return run.cast(dmiddle + norm_backward(attention_backward(dmiddle)))
+        return run.cast_gradient(dmiddle + norm_backward(attention_backward(dmiddle)))
 
     return y, backward
 

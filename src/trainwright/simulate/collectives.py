@@ -15,6 +15,7 @@ Bytes sent by member i of n, where a message of S bytes is cut into chunks c_0 .
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def split_sizes(length: int, parts: int) -> list[int]:
 def bounds(length: int, parts: int) -> list[tuple[int, int]]:
     """(start, end) of each part of `split_sizes`."""
     ends = np.cumsum([0, *split_sizes(length, parts)]).tolist()
-    return list(zip(ends[:-1], ends[1:]))
+    return list(itertools.pairwise(ends))
 
 
 def reduce_scatter(send: Send, pieces: Sequence[Sequence[Array]]) -> list[Array]:

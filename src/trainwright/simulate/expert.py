@@ -7,6 +7,7 @@ them (GShard, Switch). Experts may be spread unevenly; each rank's all-to-all se
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def _local_experts(run: Run, prefix: str, rows: Array, owner: Array) -> tuple[Ar
 def _exchange(run: Run, rows: Array, sizes: list[int]) -> tuple[Array, list[int]]:
     """All-to-all of consecutive rows; returns what came, and how many rows from each."""
     ends = np.cumsum([0, *sizes])
-    got = run.ep.all_to_all([rows[a:b] for a, b in zip(ends[:-1], ends[1:])], "ep")
+    got = run.ep.all_to_all([rows[a:b] for a, b in itertools.pairwise(ends)], "ep")
     return np.concatenate(got), [len(g) for g in got]
 
 

@@ -111,6 +111,7 @@ class Store:
         cut: Callable[[Parameter], Array], params: list[Parameter], ledger: Ledger, optimizer: Optimizer,
     ) -> None:  # fmt: skip
         self.layout, self.ledger, self.optimizer, self.rank = layout, ledger, optimizer, rank
+        self.head_unit = config.head_unit
         self.tp = rank.group(layout.group("tp", at))
         self.buckets: list[Bucket] = []
         used = [p for p in params if p.unit in units or (config.tied and p.name == "embedding" and config.head_unit in units)]
@@ -175,6 +176,7 @@ class Store:
                     self.host("from_host", bucket.owned.nbytes)
                 bucket.full = np.concatenate(bucket.shard_group.all_gather(bucket.owned, "weights"))
                 self.ledger.hold("gathered", bucket.full.nbytes)
+                self.ledger.mark(f"gather {self.label(unit)}")
 
     def release(self, unit: int) -> None:
         """This use of the unit is over; the last one frees what was gathered (with `reshard_after_forward` off it stays until the optimizer step)."""
@@ -183,6 +185,10 @@ class Store:
             if self.fleeting and self.layout.reshard_after_forward and bucket.users == 0 and bucket.full is not None:
                 self.ledger.free("gathered", bucket.full.nbytes)
                 bucket.full = None
+                self.ledger.mark(f"free {self.label(unit)}")
+
+    def label(self, unit: int) -> str:
+        return {0: "embedding", self.head_unit: "head"}.get(unit, f"block {unit}")
 
     def host(self, direction: str, size: int) -> None:
         """Count bytes over the link to host memory."""
@@ -253,6 +259,7 @@ class Store:
             self.ledger.hold("gradients", part.nbytes)
         else:
             bucket.reduced += part
+        self.ledger.mark(f"reduce {', '.join(self.label(u) for u in sorted(bucket.units))}")
 
     def finish_gradients(self) -> None:
         """After the last microbatch: whatever is left to reduce, over replicas and over the other stages that hold the same weight."""

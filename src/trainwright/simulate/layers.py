@@ -91,7 +91,7 @@ def grouped(q: Array, kv_heads: int) -> Array:
 def ungrouped(x: Array, queries: int) -> Array:
     """The inverse of `grouped`."""
     b, k, gs, d = x.shape
-    return x.reshape(b, k, gs // queries, queries, d).transpose(0, 3, 1, 2, 4).reshape(b, queries, -1, d)
+    return np.ascontiguousarray(x.reshape(b, k, gs // queries, queries, d).transpose(0, 3, 1, 2, 4).reshape(b, queries, -1, d))
 
 
 def scores(q: Array, k: Array, q_positions: Array, k_positions: Array) -> Array:

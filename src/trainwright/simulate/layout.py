@@ -133,17 +133,25 @@ class Layout:
 
     def _check_tensor(self, config: TinyConfig) -> None:
         if self.tp > config.kv_heads:
-            legal = [d for d in range(1, config.kv_heads + 1)][-3:]
+            legal = list(range(1, config.kv_heads + 1))[-3:]
             raise SpecError(f"{config.kv_heads} key-value heads cannot be spread over {self.tp} tensor-parallel ranks", "tp", legal)
         if self.tp > min(config.ffn, config.vocab):
-            raise SpecError(f"{self.tp} ranks are more than the feed-forward width or the vocabulary", "tp", [min(config.ffn, config.vocab)])
+            raise SpecError(
+                f"{self.tp} ranks are more than the feed-forward width or the vocabulary", "tp", [min(config.ffn, config.vocab)]
+            )
         if self.sequence_parallel and self.tp == 1:
-            raise SpecError("sequence parallelism splits what tensor parallelism leaves whole; it needs tp of at least 2", "sequence_parallel", "tp = 2")
+            raise SpecError(
+                "sequence parallelism splits what tensor parallelism leaves whole; it needs tp of at least 2", "sequence_parallel", "tp = 2"
+            )
 
     def _check_data(self, config: TinyConfig, batch: int, length: int) -> None:
         need = self.data_parallel * self.microbatches
         if batch < need:
-            raise SpecError(f"{batch} sequences are fewer than {self.data_parallel} data-parallel ranks x {self.microbatches} microbatches", "batch", [need])
+            raise SpecError(
+                f"{batch} sequences are fewer than {self.data_parallel} data-parallel ranks x {self.microbatches} microbatches",
+                "batch",
+                [need],
+            )
         if self.cp > 1 and length < 2 * self.cp:
             raise SpecError(f"{length} tokens are fewer than the 2 x {self.cp} pieces of context parallelism", "length", [2 * self.cp])
         if config.positions == "learned" and length > config.max_length:
@@ -154,7 +162,9 @@ class Layout:
         if inner % self.ep or self.ep > max(config.experts, 1):
             most = min(inner, max(config.experts, 1))
             legal = [d for d in range(1, most + 1) if inner % d == 0]
-            raise SpecError(f"{config.experts} experts over ep = {self.ep} ranks, taken from {inner} data ranks, does not work out", "ep", legal)
+            raise SpecError(
+                f"{config.experts} experts over ep = {self.ep} ranks, taken from {inner} data ranks, does not work out", "ep", legal
+            )
         if self.zero == 0 and self.dp_shard > 1:
             raise SpecError("dp_shard needs zero of at least 1; plain data parallelism is dp_replicate", "dp_shard", "1")
         if self.zero and self.reduce_every_microbatch:

@@ -7,6 +7,7 @@ named. A bidirectional schedule (DualPipe) keeps two copies of the weights, whos
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SpecError
 from ..schedules import SCHEDULES
 from ..schedules.actions import Action, ActionTable
-from . import layers, recompute
 from .collectives import Array, bounds
+from .layers import saved_bytes
 from .layout import Layout
 from .model import TinyConfig
+from .recompute import segment, segments
 
 if TYPE_CHECKING:
     from .run import Micro, Run
@@ -62,7 +64,7 @@ def units_of_stages(config: TinyConfig, stages: int, layers_per_stage: Sequence[
         ends = [0]
         for size in sizes:
             ends.append(ends[-1] + size)
-        return tuple(tuple(range(a, b)) for a, b in zip(ends[:-1], ends[1:]))
+        return tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))
     if stages > total:
         raise SpecError(f"{config.layers} layers with embedding and head cannot fill {stages} stages", "pp", [total])
     return tuple(tuple(range(a, b)) for a, b in bounds(total, stages))
@@ -80,14 +82,14 @@ class Stage:
     """One stage on one rank: keeps each microbatch's backward until it is asked for."""
 
     def __init__(self, run: Run, units: Sequence[int]) -> None:
-        self.run, self.segments = run, recompute.segments(run.config, run.layout, units)
+        self.run, self.segments = run, segments(run.config, run.layout, units)
         self.kept: dict[int, list[tuple[Callable[[Any], Any], int]]] = {}
         self.later: dict[int, tuple[list[Callable[[], None]], int]] = {}
 
     def forward(self, number: int, micro: Micro, x: Any) -> Any:
         self.kept[number] = []
         for units in self.segments:
-            x, backward, size = recompute.segment(self.run, units, x, micro)
+            x, backward, size = segment(self.run, units, x, micro)
             self.run.keep_activations(size)
             self.kept[number].append((backward, size))
         return x
@@ -100,7 +102,7 @@ class Stage:
             dy = backward(dy)
             self.run.ledger.free("activations", size)
         if self.run.deferred is not None:
-            size = layers.saved_bytes(self.run.deferred)
+            size = saved_bytes(self.run.deferred)
             self.run.ledger.hold("activations", size)
             self.later[number] = (self.run.deferred, size)
             self.run.deferred = None

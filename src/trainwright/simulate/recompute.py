@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import blocks, layers
+from .collectives import split_sizes
 from .layout import Layout
 from .model import TinyConfig
 
@@ -20,20 +21,33 @@ if TYPE_CHECKING:
     from .run import Micro, Run
 
 
-def saved_elements(config: TinyConfig, layout: Layout, tokens: int, length: int, dropped: bool = False) -> int:
-    """Elements that forward of one dense block leaves on a tensor-parallel rank for `tokens` tokens in sequences of `length` (both local, tp splitting evenly).
+def saved_elements(config: TinyConfig, layout: Layout, tokens: int, length: int, tp_rank: int = 0, dropped: bool = False) -> int:
+    """Elements that forward of one dense block leaves on tensor-parallel rank `tp_rank` for `tokens` tokens in sequences of `length` (both local).
 
-    Two norms keep their input and one number a token, their results feed the products: 4 h + 2 (shared by all ranks, or 1/tp under sequence parallelism). Heads and
-    feed-forward columns split over tp: q and the attention's result 2 a d, k and v 2 k d, one log-sum a head a; gate, up and their product 3 f, up and product
-    2 f without a gate. Without flash attention the probabilities, a x length, more. A dropped block keeps its input: h.
+    Two norms keep their input and one number a token (LayerNorm two), and their results feed the products: 4 h + 2, on all ranks alike, or of a share of the
+    tokens under sequence parallelism. Heads and feed-forward columns split over tp: q and the attention's result 2 a d, k and v 2 k d, a log-sum a head a; gate, up
+    and their product 3 f (2 f without a gate). Without flash attention the probabilities, a x length, more. A dropped block keeps its input: h.
     """
-    shared = config.hidden if dropped else 4 * config.hidden + (2 if config.norm == "rms" else 4)
-    split = 0
-    if not dropped:
-        split = 2 * (config.heads + config.kv_heads) * config.head_dim + config.heads + (3 if config.gated else 2) * config.ffn
-        if not layout.flash and layout.recompute != "selective":
-            split += config.heads * length
-    return tokens * shared // (layout.tp if layout.sequence_parallel else 1) + tokens * split // layout.tp
+    share = split_sizes(tokens, layout.tp)[tp_rank] if layout.sequence_parallel else tokens
+    if dropped:
+        return share * config.hidden
+    kv_heads, ffn = split_sizes(config.kv_heads, layout.tp)[tp_rank], split_sizes(config.ffn, layout.tp)[tp_rank]
+    heads = kv_heads * config.heads // config.kv_heads
+    split = 2 * (heads + kv_heads) * config.head_dim + heads + (3 if config.gated else 2) * ffn
+    if not layout.flash and layout.recompute != "selective":
+        split += heads * length
+    return share * (4 * config.hidden + 2 * norm_numbers(config)) + tokens * split
+
+
+def norm_numbers(config: TinyConfig) -> int:
+    """Numbers a token that a norm keeps beside its input."""
+    return 1 if config.norm == "rms" else 2
+
+
+def saved_elements_of_head(config: TinyConfig, layout: Layout, tokens: int, tp_rank: int = 0) -> int:
+    """Elements that the final norm and the loss leave: 2 h + 1 a token, and the softmax over this rank's part of the vocabulary."""
+    share = split_sizes(tokens, layout.tp)[tp_rank] if layout.sequence_parallel else tokens
+    return share * (2 * config.hidden + norm_numbers(config)) + tokens * split_sizes(config.vocab, layout.tp)[tp_rank]
 
 
 def segments(config: TinyConfig, layout: Layout, units: Sequence[int]) -> list[list[int]]:
@@ -42,7 +56,7 @@ def segments(config: TinyConfig, layout: Layout, units: Sequence[int]) -> list[l
     found: list[list[int]] = []
     for unit in units:
         inner = 0 < unit < config.head_unit
-        if inner and found and 0 < found[-1][0] and len(found[-1]) < every:
+        if inner and found and found[-1][0] > 0 and len(found[-1]) < every:
             found[-1].append(unit)
         else:
             found.append([unit])

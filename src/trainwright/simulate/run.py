@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from . import pipeline
 from .collectives import Array
 from .data import Micro, micros, token_weight
 from .expert import Routing
@@ -17,6 +16,7 @@ from .fsdp import Optimizer, Store
 from .layout import Layout
 from .memory import Ledger
 from .model import Batch, Parameter, TinyConfig, parameters
+from .pipeline import Plan, execute, plan
 from .world import Rank, Traffic, World
 
 __all__ = ["Micro", "Result", "Run", "train"]
@@ -26,14 +26,21 @@ class Run:
     """What a layer sees: this rank's weights (`weight`), gradients (`add`), groups (`tp`, `cp`, `ep`), and how to round (`cast`)."""
 
     def __init__(
-        self, config: TinyConfig, layout: Layout, plan: pipeline.Plan, rank: Rank, weights: dict[str, Array], optimizer: Optimizer, length: int
+        self,
+        config: TinyConfig,
+        layout: Layout,
+        plan: Plan,
+        rank: Rank,
+        weights: dict[str, Array],
+        optimizer: Optimizer,
+        length: int,
     ) -> None:
         self.config, self.layout, self.rank, self.length = config, layout, rank, length
         self.at = at = layout.coordinate(rank.index)
         self.tp, self.cp, self.ep, self.data = (rank.group(layout.group(axis, at)) for axis in ("tp", "cp", "ep", "data"))
         self.ledger = Ledger()
         self.routing: dict[tuple[int, int, int], Routing] = {}  # by step, block, microbatch
-        self.number = 0
+        self.number = self.step_tokens = 0
         self.forwards: Counter[int] = Counter()
         self.deferred: list[Callable[[], None]] | None = None
         sizes, where = {"tp": layout.tp, "ep": layout.ep}, {"tp": at.tp, "ep": layout.ep_index(at)}
@@ -41,14 +48,33 @@ class Run:
             config, layout, rank, at, plan.units_of(at.pp), plan.holders(), lambda p: weights[p.name][p.cut(sizes, where)],
             parameters(config), self.ledger, optimizer,
         )  # fmt: skip
-        self.weight, self.add = self.store.weight, self.store.add
+
+    def weight(self, name: str) -> Array:
+        """This rank's part of a weight, whole along data parallelism, while its unit is gathered."""
+        return self.store.weight(name)
+
+    def add(self, name: str, gradient: Array) -> None:
+        """Add to a weight's gradient."""
+        self.store.add(name, gradient)
 
     @property
     def keeps_probabilities(self) -> bool:
         return not self.layout.flash and self.cp.size == 1 and self.layout.recompute != "selective"
 
     def cast(self, x: Array) -> Array:
-        """Rounding of a result; exact here, `precision` overrides it."""
+        """Rounding of a forward result; exact here, `precision` overrides it, as the three below."""
+        return x
+
+    def cast_gradient(self, x: Array) -> Array:
+        """Rounding of a gradient."""
+        return x
+
+    def operand(self, x: Array) -> Array:
+        """What a forward product reads of its inputs and weights (FP8 has a scale and a format of its own for it)."""
+        return x
+
+    def gradient_operand(self, x: Array) -> Array:
+        """What a backward product reads of the gradient."""
         return x
 
     def upstream(self, weight: float) -> Any:
@@ -86,18 +112,23 @@ class Run:
             self.ledger.free("host", size)
             self.ledger.hold("activations", size)
 
-    def step(self, number: int, batch: Batch, groups: Array | None, plan: pipeline.Plan) -> float | None:
+    def update(self, number: int) -> None:
+        """The optimizer step; `precision` scales, checks and rounds around it."""
+        self.store.step(number)
+
+    def step(self, number: int, batch: Batch, groups: Array | None, plan: Plan) -> float | None:
         """Forward, backward, reduction and optimizer of one batch; the loss, on ranks of the last stage."""
         self.number = number
         share = micros(self.layout, self.at, batch, groups)
         rank_tokens = sum(m.valid for m in share)
         everyone = int(self.data.all_reduce(np.array([rank_tokens]), "loss")[0])
+        self.step_tokens = everyone
         weights = [token_weight(self.layout, everyone, rank_tokens, m.valid) for m in share]
-        loss = pipeline.execute(self, plan, share, weights)
+        loss = execute(self, plan, share, weights)
         self.store.finish_gradients()
         self.ledger.mark("gradients reduced")
         self.reduced = self.store.snapshot()
-        self.store.step(number)
+        self.update(number)
         self.ledger.mark("optimizer step")
         if self.config.head_unit not in plan.units_of(self.at.pp):
             return None
@@ -132,14 +163,14 @@ def train(
     `groups`: capacity groups of the tokens (see `data.capacity_groups`). Raises `SpecError` where the layout does not fit the model or the batch.
     """
     layout.check(config, *batches[0].shape)
-    plan = pipeline.plan(config, layout)
+    actions = plan(config, layout)
     world = World(layout.world_size)
     chosen = optimizer or Optimizer()
 
     def program(rank: Rank) -> tuple[Run, list[float | None]]:
-        run = run_type(config, layout, plan, rank, weights, chosen, batches[0].shape[1])
+        run = run_type(config, layout, actions, rank, weights, chosen, batches[0].shape[1])
         run.ledger.mark("start")
-        return run, [run.step(i + 1, batch, groups, plan) for i, batch in enumerate(batches)]
+        return run, [run.step(i + 1, batch, groups, actions) for i, batch in enumerate(batches)]
 
     finished = world.run(program)
     runs = [r for r, _ in finished]

@@ -39,20 +39,22 @@ def leave(run: Run, partial: Array) -> tuple[Array, Grad]:
 
 def affine(run: Run, x: Array, weight: str, bias: str | None = None) -> Array:
     """x @ weight + bias with this rank's part of both."""
-    y = x @ run.weight(weight)
+    y = run.operand(x) @ run.operand(run.weight(weight))
     return run.cast(y if bias is None else y + run.weight(bias))
 
 
 def affine_backward(run: Run, x: Array, dy: Array, weight: str, bias: str | None = None) -> Array:
     """dx; the weight gradient is added now, or in the W action of a schedule that splits backward."""
 
+    read = run.gradient_operand(dy)
+
     def weight_gradient() -> None:
-        run.add(weight, x.T @ dy)
+        run.add(weight, run.operand(x).T @ read)
         if bias is not None:
             run.add(bias, dy.sum(0))
 
     run.later(weight_gradient)
-    return run.cast(dy @ run.weight(weight).T)
+    return run.cast_gradient(read @ run.operand(run.weight(weight)).T)
 
 
 def vocabulary_range(run: Run) -> tuple[int, int]:
@@ -106,7 +108,7 @@ def cross_entropy(run: Run, logits: Array, targets: Array) -> tuple[float, Grad]
     def backward(scale: Array) -> Array:
         dlogits = softmax.copy()
         dlogits[rows[here], column[here]] -= 1
-        return run.cast(dlogits * np.where(valid, scale, 0)[:, None])
+        return run.cast_gradient(dlogits * np.where(valid, scale, 0)[:, None])
 
     return float(loss), backward
 
@@ -131,6 +133,6 @@ def head(run: Run, x: Array, targets: Array) -> tuple[float, Grad]:
                 run.add("head", source.T @ dlogits)
 
         run.later(weight_gradient)
-        return enter_backward(run.cast(dlogits @ table().T))
+        return enter_backward(run.cast_gradient(dlogits @ table().T))
 
     return loss, backward

@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from . import collectives, pipeline, recompute
-from .collectives import bounds, split_sizes
+from ..errors import SpecError
+from .collectives import bounds, ring_bytes, split_sizes
 from .context import positions_of
 from .data import sequences_of
 from .expert import Routing
 from .fsdp import Optimizer, pack
 from .layout import Coordinate, Layout
 from .model import Parameter, TinyConfig, parameters
+from .pipeline import Plan, plan
+from .recompute import saved_elements, saved_elements_of_head, segments
 
 Table = dict[tuple[str, str], int]
 Routes = Sequence[Mapping[tuple[int, int, int], Routing]]
@@ -28,7 +30,7 @@ Routes = Sequence[Mapping[tuple[int, int, int], Routing]]
 class _Rank:
     """The sizes that one rank's formulas need."""
 
-    def __init__(self, config: TinyConfig, layout: Layout, plan: pipeline.Plan, rank: int, batch: int, length: int, itemsize: int) -> None:
+    def __init__(self, config: TinyConfig, layout: Layout, plan: Plan, rank: int, batch: int, length: int, itemsize: int) -> None:
         self.config, self.layout, self.plan, self.itemsize = config, layout, plan, itemsize
         self.rank, self.at = rank, layout.coordinate(rank)
         self.batch, self.length = batch, length
@@ -37,7 +39,7 @@ class _Rank:
         self.sequences = [hi - lo for lo, hi in share]
         self.tokens = [n * self.lengths[self.at.cp] for n in self.sequences]
         self.sent: Table = defaultdict(int)
-        self.segment_of = {u: seg for units in plan.units for seg in recompute.segments(config, layout, units) for u in seg}
+        self.segment_of = {u: seg for units in plan.units for seg in segments(config, layout, units) for u in seg}
         self.stage_of = {unit: s for s, units in enumerate(plan.units) for unit in units}
 
     def here(self, unit: int) -> list[int]:
@@ -59,7 +61,7 @@ class _Rank:
     def ring(self, purpose: str, kind: str, sizes: Sequence[int], member: int, times: int = 1) -> None:
         """A ring collective over `sizes` elements per member."""
         if len(sizes) > 1:
-            self.sent[purpose, kind] += times * collectives.ring_bytes(kind, [s * self.itemsize for s in sizes], member)
+            self.sent[purpose, kind] += times * ring_bytes(kind, [s * self.itemsize for s in sizes], member)
 
     def all_reduce(self, purpose: str, elements: int, group: Sequence[int], times: int = 1) -> None:
         self.ring(purpose, "all_reduce", split_sizes(elements, len(group)), group.index(self.rank), times)
@@ -183,17 +185,23 @@ def _loss(r: _Rank) -> None:
 
 
 def _host_activations(r: _Rank) -> None:
-    """What a block leaves behind goes to the host and comes back; embedding and head as counted in `recompute.saved_elements` terms."""
+    """What forward leaves behind goes to the host and comes back: the formulas of `recompute`."""
     if r.layout.offload != "activations":
         return
-    for unit in filter(r.inner, r.units):
+    for unit in r.units[(r.units[0] == 0) :]:
         for m in r.here(unit):
-            drop = r.layout.recompute == "full"
-            if drop and unit != r.segment_of[unit][0]:
-                continue
-            size = recompute.saved_elements(r.config, r.layout, r.tokens[m], r.length, drop) * r.itemsize
+            size = _saved(r, unit, m) * r.itemsize
             r.sent["host", "to_host"] += size
             r.sent["host", "from_host"] += size
+
+
+def _saved(r: _Rank, unit: int, m: int) -> int:
+    if not r.inner(unit):
+        return saved_elements_of_head(r.config, r.layout, r.tokens[m], r.at.tp)
+    drop = r.layout.recompute == "full"
+    if drop and unit != r.segment_of[unit][0]:
+        return 0
+    return saved_elements(r.config, r.layout, r.tokens[m], r.lengths[r.at.cp], r.at.tp, drop)
 
 
 def expected(
@@ -201,12 +209,16 @@ def expected(
 ) -> Table:  # fmt: skip
     """{(purpose, collective): bytes} that `rank` sends in `steps` optimizer steps. `routes`: each rank's `Routing` log, for expert parallelism.
 
-    ``host`` under offload = activations counts the blocks (not embedding and head).
+    Offloaded activations have a formula for dense blocks only: `SpecError` with experts.
     """
-    plan = pipeline.plan(config, layout)
+    if layout.offload == "activations" and config.experts:
+        raise SpecError(
+            "what a mixture saves depends on its routing; there is no formula for its offload", "offload", "optimizer, parameters"
+        )
+    actions = plan(config, layout)
     total: Table = defaultdict(int)
     for step in range(1, steps + 1):
-        r = _Rank(config, layout, plan, rank, batch, length, itemsize)
+        r = _Rank(config, layout, actions, rank, batch, length, itemsize)
         for part in (_tensor, _context, _pipeline, _states, _loss, _host_activations):
             part(r)
         _expert(r, routes, step)
@@ -217,8 +229,8 @@ def expected(
 
 def states_bytes(config: TinyConfig, layout: Layout, rank: int, optimizer: Optimizer, itemsize: int = 8) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer states that a rank holds between backward and the optimizer step: whole or 1/n as the ZeRO stage says."""
-    plan, at = pipeline.plan(config, layout), layout.coordinate(rank)
-    units = plan.units_of(at.pp)
+    at = layout.coordinate(rank)
+    units = plan(config, layout).units_of(at.pp)
     params = [p for p in parameters(config) if p.unit in units or (config.tied and p.name == "embedding" and config.head_unit in units)]
     sizes = {p.name: _local_size(p, layout, at) for p in params}
     found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0)

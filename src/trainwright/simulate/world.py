@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import SpecError, TrainwrightError
-from . import collectives
-from .collectives import Array
+from .collectives import Array, Send, all_gather, all_to_all, broadcast, max_reduce, reduce_scatter, ring_all_reduce, tree_all_reduce
 
 
 class DeadlockError(TrainwrightError):
@@ -183,7 +182,9 @@ class World:
         count.messages += 1
         return array.copy()
 
-    def meet(self, ranks: tuple[int, ...], serial: int, rank: int, kind: str, tag: str, brought: Any, work: Callable[..., list[Any]]) -> Any:
+    def meet(
+        self, ranks: tuple[int, ...], serial: int, rank: int, kind: str, tag: str, brought: Any, work: Callable[..., list[Any]]
+    ) -> Any:
         """The meeting point of a collective: the last member to come does the work, the others wait."""
         meeting = self._meetings.setdefault((ranks, serial), _Meeting(kind))
         if meeting.kind != kind:
@@ -196,9 +197,7 @@ class World:
                 self.wait(rank, f"{kind} ({tag}) with ranks {missing}")
         else:
             del self._meetings[ranks, serial]
-            meeting.result = work(
-                lambda i, j, a: self.carry(ranks[i], ranks[j], a, tag, kind), [meeting.brought[r] for r in ranks]
-            )
+            meeting.result = work(lambda i, j, a: self.carry(ranks[i], ranks[j], a, tag, kind), [meeting.brought[r] for r in ranks])
             for member in ranks:
                 self.wake(member)
         return meeting.result[ranks.index(rank)]
@@ -255,31 +254,31 @@ class Group:
         """The sum over the group, the same bits on every member."""
         if self.size == 1:
             return array
-        work = collectives.ring_all_reduce if algorithm == "ring" else collectives.tree_all_reduce
+        work = ring_all_reduce if algorithm == "ring" else tree_all_reduce
         return self._meet("all_reduce", tag, np.asarray(array), work)
 
     def all_reduce_max(self, array: Array, tag: str = "") -> Array:
         """The elementwise maximum over the group."""
-        return array if self.size == 1 else self._meet("all_reduce", tag, array, collectives.max_reduce)
+        return array if self.size == 1 else self._meet("all_reduce", tag, array, max_reduce)
 
     def all_gather(self, array: Array, tag: str = "") -> list[Array]:
         """Every member's array, in group order; sizes may differ."""
-        return [array] if self.size == 1 else self._meet("all_gather", tag, array, collectives.all_gather)
+        return [array] if self.size == 1 else self._meet("all_gather", tag, array, all_gather)
 
     def reduce_scatter(self, pieces: Sequence[Array], tag: str = "") -> Array:
         """Piece `me` summed over the group, out of one piece for each member; sizes may differ."""
-        return pieces[0] if self.size == 1 else self._meet("reduce_scatter", tag, list(pieces), collectives.reduce_scatter)
+        return pieces[0] if self.size == 1 else self._meet("reduce_scatter", tag, list(pieces), reduce_scatter)
 
     def all_to_all(self, pieces: Sequence[Array], tag: str = "") -> list[Array]:
         """Piece j goes to member j; returns what each member sent here."""
-        return list(pieces) if self.size == 1 else self._meet("all_to_all", tag, list(pieces), collectives.all_to_all)
+        return list(pieces) if self.size == 1 else self._meet("all_to_all", tag, list(pieces), all_to_all)
 
     def broadcast(self, array: Array | None, root: int = 0, tag: str = "") -> Array:
         """Member `root`'s array on every member."""
         if self.size == 1:
             return np.asarray(array)
         n = self.size
-        return self._meet("broadcast", tag, array, lambda send, arrays: collectives.broadcast(send, arrays[root], n, root))
+        return self._meet("broadcast", tag, array, lambda send, arrays: broadcast(send, arrays[root], n, root))
 
     def shift(self, arrays: Sequence[Array], tag: str = "") -> list[Array]:
         """Each member's arrays to the next one round the ring; returns those of the member before."""
@@ -287,7 +286,7 @@ class Group:
             return list(arrays)
         n = self.size
 
-        def work(send: collectives.Send, brought: list[Sequence[Array]]) -> list[Any]:
+        def work(send: Send, brought: list[Sequence[Array]]) -> list[Any]:
             moved = [[send(i, (i + 1) % n, a) for a in brought[i]] for i in range(n)]
             return [moved[(i - 1) % n] for i in range(n)]
 
