@@ -59,8 +59,8 @@ def simulate_pipeline_parallelism(
 ) -> tuple[dict[tuple[int, int, str], tuple[int, int]], int, float]:
     """(timeline, total time, bubble): all forwards, then all backwards in reverse order; a layer takes 1 either way.
 
-    `timeline` maps (stage, microbatch, "fwd" | "bwd") to (start, end). The bubble is idle / total = (N - 1) / (M + N - 1). Layers that do not divide are left out,
-    as in the lesson.
+    `timeline` maps (stage, microbatch, "fwd" | "bwd") to (start, end). The bubble is idle / total = (N - 1) / (M + N - 1).
+    Layers that do not divide are left out, as in the lesson.
     """
     for value, where in ((num_layers, "num_layers"), (num_stages, "num_stages"), (num_microbatches, "num_microbatches")):
         _count(value, where)
@@ -79,15 +79,27 @@ def simulate_pipeline_parallelism(
 
 
 def memory_calculator(
-    params_billions: float, precision_bytes: int = 2, optimizer: str = "adam", num_gpus: int = 1, sharding: str = "none",
-    sequence_length: int = 2048, batch_size_per_gpu: int = 1, hidden_dim: int | None = None, num_layers: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    params_billions: float,
+    precision_bytes: int = 2,
+    optimizer: str = "adam",
+    num_gpus: int = 1,
+    sharding: str = "none",
+    sequence_length: int = 2048,
+    batch_size_per_gpu: int = 1,
+    hidden_dim: int | None = None,
+    num_layers: int | None = None,
+) -> dict[str, Any]:
     """Memory of one GPU in GB (1e9), as the lesson counts it: weights, gradients, two FP32 moments, and a rule of thumb for activations.
 
-    Activations: 4 x batch x sequence x hidden x layers x bytes where the shape is given, else half of the weights' bytes. No FP32 masters, no logits, no buffers:
-    `trainwright.estimate` has them.
+    Activations: 4 x batch x sequence x hidden x layers x bytes where the shape is given, else half of the weights' bytes.
+    No FP32 masters, no logits, no buffers: `trainwright.estimate` has them.
     """
-    for value, where in ((params_billions, "params_billions"), (precision_bytes, "precision_bytes"), (sequence_length, "sequence_length"), (batch_size_per_gpu, "batch_size_per_gpu")):  # fmt: skip
+    for value, where in (
+        (params_billions, "params_billions"),
+        (precision_bytes, "precision_bytes"),
+        (sequence_length, "sequence_length"),
+        (batch_size_per_gpu, "batch_size_per_gpu"),
+    ):
         _positive(value, where)
     _count(num_gpus, "num_gpus")
     if sharding not in SHARDING:

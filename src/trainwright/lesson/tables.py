@@ -25,13 +25,27 @@ def _zero_stages(parameters: int, gpus: int) -> Rows:
     """Per GPU on `gpus` of them; traffic in units of the 2 (n-1)/n of the weights' bytes that plain data parallelism moves."""
     whole = states(parameters)
     rows = []
-    for stage, (name, shards) in enumerate((("none", ()), ("ZeRO-1", ("optimizer",)), ("ZeRO-2", ("optimizer", "gradients")), ("ZeRO-3 / FSDP", ("optimizer", "gradients", "weights")))):  # fmt: skip
+    for stage, (name, shards) in enumerate(
+        (
+            ("none", ()),
+            ("ZeRO-1", ("optimizer",)),
+            ("ZeRO-2", ("optimizer", "gradients")),
+            ("ZeRO-3 / FSDP", ("optimizer", "gradients", "weights")),
+        )
+    ):
         parts = {p: whole[f"{p}_bytes"] // (gpus if p in shards else 1) for p in ("weights", "optimizer", "gradients")}
         total = sum(parts.values())
-        rows.append({
-            "stage": name, "shards": ", ".join(shards), "gpus": gpus, **{f"{k}_bytes": v for k, v in parts.items()}, "total_bytes": total,
-            "less_by": whole["total_bytes"] / total, "traffic": 1.5 if stage == 3 else 1.0,
-        })  # fmt: skip
+        rows.append(
+            {
+                "stage": name,
+                "shards": ", ".join(shards),
+                "gpus": gpus,
+                **{f"{k}_bytes": v for k, v in parts.items()},
+                "total_bytes": total,
+                "less_by": whole["total_bytes"] / total,
+                "traffic": 1.5 if stage == 3 else 1.0,
+            }
+        )
     return rows
 
 

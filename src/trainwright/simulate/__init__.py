@@ -4,8 +4,8 @@
     report = simulate.fsdp(ranks=4, zero=3)            # tables, figures and notes; the same words as `trainwright simulate fsdp --ranks 4 --zero 3`
     report = simulate.run("tensor-parallel", ranks=2)
 
-Every study trains a small real transformer under the strategy and on one device, from the same weights on the same tokens, and compares loss, gradients, weights and
-bytes sent. `check.compare` does so for any `layout.Layout`; `world` holds the ranks and `collectives` their algorithms.
+Every study trains a small real transformer under the strategy and on one device, from the same weights on the same tokens, and compares loss, gradients,
+weights and bytes sent. `check.compare` does so for any `layout.Layout`; `world` holds the ranks and `collectives` their algorithms.
 """
 
 from __future__ import annotations
@@ -29,9 +29,25 @@ from .studies.sequence_parallel import sequence_parallel
 from .studies.tensor_parallel import tensor_parallel
 
 __all__ = [
-    "STUDIES", "Report", "Study", "Table", "accumulation", "collectives", "combined", "context_parallel", "data_parallel", "expert_parallel", "fsdp", "mixed_precision",
-    "offload", "pipeline", "recompute", "run", "sequence_parallel", "tensor_parallel",
-]  # fmt: skip
+    "STUDIES",
+    "Report",
+    "Study",
+    "Table",
+    "accumulation",
+    "collectives",
+    "combined",
+    "context_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "fsdp",
+    "mixed_precision",
+    "offload",
+    "pipeline",
+    "recompute",
+    "run",
+    "sequence_parallel",
+    "tensor_parallel",
+]
 
 
 def run(study: str, **options: Any) -> Report:

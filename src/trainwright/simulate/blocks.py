@@ -28,8 +28,12 @@ def norm(run: Run, name: str, x: Array) -> tuple[Array, Backward]:
 
     def backward(dy: Array) -> Array:
         dx, *grads = norm_backward(dy)
-        for part, grad in zip((".scale", ".shift"), grads):
-            run.add(name + part, grad)
+
+        def weight_gradient() -> None:
+            for part, grad in zip((".scale", ".shift"), grads):
+                run.add(name + part, grad)
+
+        run.later(weight_gradient)
         return run.cast_gradient(dx)
 
     return run.cast(y), backward

@@ -46,8 +46,10 @@ def attention(run: Run, q: Array, k: Array, v: Array) -> tuple[Array, Callable[[
     at = positions_of(run.length, n, run.layout.cp_balance)
     queries = layers.grouped(q, kv_heads)
     running = (
-        np.full((*queries.shape[:3], 1), -np.inf, q.dtype), np.zeros((*queries.shape[:3], 1), q.dtype), np.zeros_like(queries),
-    )  # fmt: skip
+        np.full((*queries.shape[:3], 1), -np.inf, q.dtype),
+        np.zeros((*queries.shape[:3], 1), q.dtype),
+        np.zeros_like(queries),
+    )
     block = [k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)]
     for step in range(n):
         source = (me - step) % n

@@ -107,9 +107,18 @@ class Store:
     """One rank's share of the model. `weight(name)` is readable only while its unit is gathered: nothing can use what another rank holds."""
 
     def __init__(
-        self, config: TinyConfig, layout: Layout, rank: Rank, at: Coordinate, units: set[int], holders: Mapping[int, set[int]],
-        cut: Callable[[Parameter], Array], params: list[Parameter], ledger: Ledger, optimizer: Optimizer,
-    ) -> None:  # fmt: skip
+        self,
+        config: TinyConfig,
+        layout: Layout,
+        rank: Rank,
+        at: Coordinate,
+        units: set[int],
+        holders: Mapping[int, set[int]],
+        cut: Callable[[Parameter], Array],
+        params: list[Parameter],
+        ledger: Ledger,
+        optimizer: Optimizer,
+    ) -> None:
         self.layout, self.ledger, self.optimizer, self.rank = layout, ledger, optimizer, rank
         self.head_unit = config.head_unit
         self.tp = rank.group(layout.group("tp", at))
@@ -138,10 +147,15 @@ class Store:
         wanted = ("always", "sequence") if layout.sequence_parallel else ("always",)
         flat = np.concatenate([local[p.name].reshape(-1) for p in members])
         bucket = Bucket(
-            [p.name for p in members], [local[p.name].shape for p in members], units, sharded, self.rank.group(replicas),
+            [p.name for p in members],
+            [local[p.name].shape for p in members],
+            units,
+            sharded,
+            self.rank.group(replicas),
             self.rank.group([layout.rank(at._replace(pp=p)) for p in pipeline]),
-            [p.name for p in members if p.tp_partial in wanted and layout.tp > 1], flat,
-        )  # fmt: skip
+            [p.name for p in members if p.tp_partial in wanted and layout.tp > 1],
+            flat,
+        )
         lo, hi = bucket.chunks[sharded.me]
         mine = flat[lo:hi].copy()
         if layout.zero == 3 or layout.offload == "parameters":

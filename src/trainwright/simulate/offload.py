@@ -35,8 +35,16 @@ class Transfer:
 
 
 def transfers(
-    parameters: float, gpus: int, tokens: float, flops_per_s: float, *, hidden: int, layers: int, saved_bytes_per_token_layer: float = 0.0, precision_bytes: int = 2,
-) -> list[Transfer]:  # fmt: skip
+    parameters: float,
+    gpus: int,
+    tokens: float,
+    flops_per_s: float,
+    *,
+    hidden: int,
+    layers: int,
+    saved_bytes_per_token_layer: float = 0.0,
+    precision_bytes: int = 2,
+) -> list[Transfer]:
     """Each kind of offload as `Transfer`s. `tokens` are those of one GPU and step; `saved_bytes_per_token_layer` 0 means one checkpoint: 2 bytes x hidden.
 
     hides_at of weights coming in is F / (n T) and of gradients going out F / (2 n T), whatever the model; of activations it does not depend on

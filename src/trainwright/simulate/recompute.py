@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def saved_elements(config: TinyConfig, layout: Layout, tokens: int, length: int, tp_rank: int = 0, dropped: bool = False) -> int:
     """Elements that forward of one dense block leaves on tensor-parallel rank `tp_rank` for `tokens` tokens in sequences of `length` (both local).
 
-    Two norms keep their input and one number a token (LayerNorm two), and their results feed the products: 4 h + 2, on all ranks alike, or of a share of the
-    tokens under sequence parallelism. Heads and feed-forward columns split over tp: q and the attention's result 2 a d, k and v 2 k d, a log-sum a head a; gate, up
-    and their product 3 f (2 f without a gate). Without flash attention the probabilities, a x length, more. A dropped block keeps its input: h.
+    Two norms keep their input and one number a token (LayerNorm two), and their results feed the products: 4 h + 2, on all ranks alike, or of a share
+    of the tokens under sequence parallelism. Heads and feed-forward columns split over tp: q and the attention's result 2 a d, k and v 2 k d, a log-sum a
+    head a; gate, up and their product 3 f (2 f without a gate). Without flash attention the probabilities, a x length, more. A dropped block keeps h.
     """
     share = split_sizes(tokens, layout.tp)[tp_rank] if layout.sequence_parallel else tokens
     if dropped:

@@ -45,9 +45,17 @@ class Run:
         self.deferred: list[Callable[[], None]] | None = None
         sizes, where = {"tp": layout.tp, "ep": layout.ep}, {"tp": at.tp, "ep": layout.ep_index(at)}
         self.store = Store(
-            config, layout, rank, at, plan.units_of(at.pp), plan.holders(), lambda p: weights[p.name][p.cut(sizes, where)],
-            parameters(config), self.ledger, optimizer,
-        )  # fmt: skip
+            config,
+            layout,
+            rank,
+            at,
+            plan.units_of(at.pp),
+            plan.holders(),
+            lambda p: weights[p.name][p.cut(sizes, where)],
+            parameters(config),
+            self.ledger,
+            optimizer,
+        )
 
     def weight(self, name: str) -> Array:
         """This rank's part of a weight, whole along data parallelism, while its unit is gathered."""
@@ -125,6 +133,7 @@ class Run:
         self.step_tokens = everyone
         weights = [token_weight(self.layout, everyone, rank_tokens, m.valid) for m in share]
         loss = execute(self, plan, share, weights)
+        self.ledger.mark("backward done")
         self.store.finish_gradients()
         self.ledger.mark("gradients reduced")
         self.reduced = self.store.snapshot()
@@ -155,9 +164,15 @@ class Result:
 
 
 def train(
-    config: TinyConfig, layout: Layout, batches: Sequence[Batch], weights: dict[str, Array], *, optimizer: Optimizer | None = None,
-    groups: Array | None = None, run_type: Callable[..., Run] = Run,
-) -> Result:  # fmt: skip
+    config: TinyConfig,
+    layout: Layout,
+    batches: Sequence[Batch],
+    weights: dict[str, Array],
+    *,
+    optimizer: Optimizer | None = None,
+    groups: Array | None = None,
+    run_type: Callable[..., Run] = Run,
+) -> Result:
     """Train on the batches, one optimizer step each, over `layout.world_size` virtual ranks.
 
     `groups`: capacity groups of the tokens (see `data.capacity_groups`). Raises `SpecError` where the layout does not fit the model or the batch.
@@ -178,9 +193,16 @@ def train(
     gradients, spread = assemble(config, layout, [r.reduced for r in runs])
     final, weight_spread = assemble(config, layout, [r.store.snapshot(weights=True) for r in runs])
     return Result(
-        [float(x) for x in losses if x is not None], gradients, final, world.traffic, [r.ledger for r in runs], [r.routing for r in runs],
-        [r.forwards for r in runs], max(spread, weight_spread), layout,
-    )  # fmt: skip
+        [float(x) for x in losses if x is not None],
+        gradients,
+        final,
+        world.traffic,
+        [r.ledger for r in runs],
+        [r.routing for r in runs],
+        [r.forwards for r in runs],
+        max(spread, weight_spread),
+        layout,
+    )
 
 
 def assemble(config: TinyConfig, layout: Layout, parts: Sequence[dict[str, tuple[int, Array, int]]]) -> tuple[dict[str, Array], float]:

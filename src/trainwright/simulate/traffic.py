@@ -157,7 +157,7 @@ def _states(r: _Rank) -> None:
         reduces = uses if layout.zero >= 2 else layout.microbatches if layout.reduce_every_microbatch else 1
         if layout.reduce_every_microbatch:
             reduces = len(r.here(mine[0]))
-        gathers = {0: 0, 1: 1, 2: 1, 3: _gathers(r, mine)}[layout.zero]
+        gathers = _gathers(r, mine) if layout.zero == 3 or layout.offload == "parameters" else 1
         wanted = ("always", "sequence") if layout.sequence_parallel else ("always",)
         partial = sum(sizes[p.name] for p in members if p.tp_partial in wanted)
         r.all_reduce("tp partial", partial, layout.group("tp", at), reduces)
@@ -206,7 +206,7 @@ def _saved(r: _Rank, unit: int, m: int) -> int:
 
 def expected(
     config: TinyConfig, layout: Layout, rank: int, *, batch: int, length: int, steps: int = 1, itemsize: int = 8, routes: Routes = ()
-) -> Table:  # fmt: skip
+) -> Table:
     """{(purpose, collective): bytes} that `rank` sends in `steps` optimizer steps. `routes`: each rank's `Routing` log, for expert parallelism.
 
     Offloaded activations have a formula for dense blocks only: `SpecError` with experts.
@@ -228,7 +228,7 @@ def expected(
 
 
 def states_bytes(config: TinyConfig, layout: Layout, rank: int, optimizer: Optimizer, itemsize: int = 8) -> dict[str, int]:
-    """Bytes of weights, gradients and optimizer states that a rank holds between backward and the optimizer step: whole or 1/n as the ZeRO stage says."""
+    """Bytes of weights, gradients and optimizer states that a rank holds at the end of backward: whole or 1/n as the ZeRO stage says."""
     at = layout.coordinate(rank)
     units = plan(config, layout).units_of(at.pp)
     params = [p for p in parameters(config) if p.unit in units or (config.tied and p.name == "embedding" and config.head_unit in units)]
@@ -239,6 +239,6 @@ def states_bytes(config: TinyConfig, layout: Layout, rank: int, optimizer: Optim
         shard = layout.group(("expert_" if members[0].expert else "") + "shard", at) if layout.zero else (rank,)
         part = split_sizes(total, len(shard))[shard.index(rank)]
         found["parameters"] += itemsize * (part if layout.zero == 3 else total)
-        found["gradients"] += itemsize * (part if layout.zero else total)
+        found["gradients"] += itemsize * (part if layout.zero >= 2 else total)
         found["optimizer"] += itemsize * optimizer.states * part
     return found

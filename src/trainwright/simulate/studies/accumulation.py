@@ -36,9 +36,19 @@ def accumulation(
     table, equal = bytes_table(once)
     sent = [max(c.distributed.traffic.bytes_by_rank("gradients").values(), default=0) // steps for c in (once, each, fault)]
     rows = [
-        {"how": name, "gradient bytes a rank and step": size, "loss": c.distributed.losses[-1], "gradient error": c.difference.gradients, "weight error": c.difference.weights}
-        for name, size, c in zip(("all tokens, reduce once (right)", "all tokens, reduce each microbatch", "mean of the microbatches' means"), sent, (once, each, fault))
-    ]  # fmt: skip
+        {
+            "how": name,
+            "gradient bytes a rank and step": size,
+            "loss": c.distributed.losses[-1],
+            "gradient error": c.difference.gradients,
+            "weight error": c.difference.weights,
+        }
+        for name, size, c in zip(
+            ("all tokens, reduce once (right)", "all tokens, reduce each microbatch", "mean of the microbatches' means"),
+            sent,
+            (once, each, fault),
+        )
+    ]
     last = once.batches[-1]
     counts = [[int((last.targets[lo:hi] >= 0).sum()) for lo, hi in sequences_of(layout, r, batch)] for r in range(ranks)]
     shares = [{"rank": r, **{f"microbatch {m}": n for m, n in enumerate(row)}} for r, row in enumerate(counts)]

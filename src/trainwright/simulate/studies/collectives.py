@@ -13,8 +13,14 @@ from . import Study
 from .common import Ranks, Seed, limited
 
 CASES = (
-    ("all_reduce", "ring"), ("all_reduce", "tree"), ("all_gather", "ring"), ("reduce_scatter", "ring"), ("all_to_all", "pairwise"), ("broadcast", "tree"), ("send_recv", "direct"),
-)  # fmt: skip
+    ("all_reduce", "ring"),
+    ("all_reduce", "tree"),
+    ("all_gather", "ring"),
+    ("reduce_scatter", "ring"),
+    ("all_to_all", "pairwise"),
+    ("broadcast", "tree"),
+    ("send_recv", "direct"),
+)
 
 
 def perform(kind: str, algorithm: str, group: Group, mine: Array) -> Array:
@@ -72,11 +78,20 @@ def collectives(
         sent = world.traffic.bytes_by_rank()
         counted = [sent.get(r, 0) for r in range(ranks)]
         formula = [expected_bytes(kind, elements, 8, ranks, r, algorithm) for r in range(ranks)]
-        rows.append({
-            "collective": kind.replace("_", "-"), "algorithm": algorithm, "steps": expected_steps(kind, ranks, algorithm), "messages": world.traffic.messages,
-            "rank 0 sends (bytes)": counted[0], "all ranks": sum(counted), "formula, all ranks": sum(formula), "of the message, most of a rank": max(counted) / (8 * elements),
-            "equal on every rank": "yes" if counted == formula else "NO", "largest error": error,
-        })  # fmt: skip
+        rows.append(
+            {
+                "collective": kind.replace("_", "-"),
+                "algorithm": algorithm,
+                "steps": expected_steps(kind, ranks, algorithm),
+                "messages": world.traffic.messages,
+                "rank 0 sends (bytes)": counted[0],
+                "all ranks": sum(counted),
+                "formula, all ranks": sum(formula),
+                "of the message, most of a rank": max(counted) / (8 * elements),
+                "equal on every rank": "yes" if counted == formula else "NO",
+                "largest error": error,
+            }
+        )
     return Report(
         f"Collectives of {8 * elements:,} bytes on {ranks} ranks",
         [Table("Counted against the formula", rows)],
@@ -86,7 +101,8 @@ def collectives(
             "largest_error": max(r["largest error"] for r in rows),
         },
         [
-            "A ring all-reduce sends 2 (n-1)/n of the message from every rank in 2 (n-1) steps; a tree as much in sum, in 2 log2 n steps: better for small messages.",
+            "A ring all-reduce sends 2 (n-1)/n of the message from every rank in 2 (n-1) steps.",
+            "A tree sends as much in sum, in 2 log2 n steps: better for small messages.",
             "A reduce-scatter and an all-gather are its two halves.",
         ],
     )

@@ -54,9 +54,19 @@ def combined(
     changes = {"capacity_factor": capacity_factor or None} if model_name == "moe" else {}
     config = model(model_name, layers=layers, **changes)
     layout = Layout(
-        dp_replicate=dp_replicate, dp_shard=dp_shard, zero=zero, tp=tp, sequence_parallel=sequence_parallel and tp > 1, pp=pp, cp=cp, ep=ep,
-        microbatches=microbatches, schedule=schedule, virtual_stages=virtual_stages, recompute=recompute,
-    )  # fmt: skip
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        zero=zero,
+        tp=tp,
+        sequence_parallel=sequence_parallel and tp > 1,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        microbatches=microbatches,
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        recompute=recompute,
+    )
     layout.check(config, batch, length)
     check_sizes(layout.world_size, batch, length, steps)
     c = compare(config, layout, batch=batch, length=length, steps=steps, seed=seed, padded=padded)
@@ -67,10 +77,20 @@ def combined(
     for rank in range(layout.world_size):
         at = layout.coordinate(rank)
         state = states_bytes(config, layout, rank, Optimizer())
-        holds.append({
-            "rank": rank, "pp": at.pp, "dp": at.replicate * layout.dp_shard + at.shard, "cp": at.cp, "tp": at.tp, "units": ", ".join(words.get(u, str(u)) for u in sorted(stages.units_of(at.pp))),
-            "weights": state["parameters"], "gradients": state["gradients"], "Adam": state["optimizer"], "peak (bytes)": c.distributed.ledgers[rank].peak,
-        })  # fmt: skip
+        holds.append(
+            {
+                "rank": rank,
+                "pp": at.pp,
+                "dp": at.replicate * layout.dp_shard + at.shard,
+                "cp": at.cp,
+                "tp": at.tp,
+                "units": ", ".join(words.get(u, str(u)) for u in sorted(stages.units_of(at.pp))),
+                "weights": state["parameters"],
+                "gradients": state["gradients"],
+                "Adam": state["optimizer"],
+                "peak (bytes)": c.distributed.ledgers[rank].peak,
+            }
+        )
     return Report(
         f"{layout.world_size} ranks: dp {layout.data_parallel} (ZeRO-{zero}) x pp {pp} x cp {cp} x tp {tp}"
         + (f", ep {ep}" if ep > 1 else ""),

@@ -59,11 +59,35 @@ def against_one_device(c: Comparison) -> Table:
     """Loss, gradients and weights beside one device's."""
     d, last = c.difference, len(c.batches)
     rows = [
-        {"after step": last, "what": "loss", "this layout": c.distributed.losses[-1], "one device": c.single.losses[-1], "relative error": d.loss},
-        {"after step": last, "what": "gradients (largest tensor error)", "this layout": None, "one device": None, "relative error": d.gradients},
-        {"after step": last, "what": "weights (largest tensor error)", "this layout": None, "one device": None, "relative error": d.weights},
-        {"after step": last, "what": "copies of a weight on different ranks", "this layout": None, "one device": None, "relative error": c.distributed.replica_spread},
-    ]  # fmt: skip
+        {
+            "after step": last,
+            "what": "loss",
+            "this layout": c.distributed.losses[-1],
+            "one device": c.single.losses[-1],
+            "relative error": d.loss,
+        },
+        {
+            "after step": last,
+            "what": "gradients (largest tensor error)",
+            "this layout": None,
+            "one device": None,
+            "relative error": d.gradients,
+        },
+        {
+            "after step": last,
+            "what": "weights (largest tensor error)",
+            "this layout": None,
+            "one device": None,
+            "relative error": d.weights,
+        },
+        {
+            "after step": last,
+            "what": "copies of a weight on different ranks",
+            "this layout": None,
+            "one device": None,
+            "relative error": c.distributed.replica_spread,
+        },
+    ]
     return Table("Against one device", rows)
 
 
@@ -77,10 +101,20 @@ def expected_bytes(c: Comparison) -> list[traffic.Table]:
 
 
 PURPOSES = {
-    "tp": "activations, tensor parallel", "tp loss": "vocabulary-parallel loss", "tp partial": "gradients of what all tensor ranks hold",
-    "cp": "keys and values", "ep": "tokens to experts", "ep counts": "rows per expert", "pp": "stage boundaries", "weights": "weights",
-    "gradients": "gradients", "replicas": "gradient shards over replicas", "twins": "copies on other stages", "loss": "loss and token count", "host": "host link",
-}  # fmt: skip
+    "tp": "activations, tensor parallel",
+    "tp loss": "vocabulary-parallel loss",
+    "tp partial": "gradients of what all tensor ranks hold",
+    "cp": "keys and values",
+    "ep": "tokens to experts",
+    "ep counts": "rows per expert",
+    "pp": "stage boundaries",
+    "weights": "weights",
+    "gradients": "gradients",
+    "replicas": "gradient shards over replicas",
+    "twins": "copies on other stages",
+    "loss": "loss and token count",
+    "host": "host link",
+}
 
 
 def bytes_table(c: Comparison) -> tuple[Table, bool]:
@@ -94,12 +128,19 @@ def bytes_table(c: Comparison) -> tuple[Table, bool]:
         formula = [table.get(key, 0) for table in want]
         same = counted == formula
         equal &= same
-        rows.append({
-            "purpose": PURPOSES.get(key[0], key[0]), "collective": key[1].replace("_", "-"), "rank 0 sends (bytes/step)": counted[0] // steps,
-            "least of a rank": min(counted) // steps, "most of a rank": max(counted) // steps, "formula, all ranks": sum(formula) // steps,
-            "counted, all ranks": sum(counted) // steps, "equal on every rank": "yes" if same else "NO",
-        })  # fmt: skip
-    return Table("Bytes sent, counted against the formula", rows), equal
+        rows.append(
+            {
+                "purpose": PURPOSES.get(key[0], key[0]),
+                "collective": key[1].replace("_", "-"),
+                "rank 0": counted[0] // steps,
+                "least": min(counted) // steps,
+                "most": max(counted) // steps,
+                "formula, all": sum(formula) // steps,
+                "counted, all": sum(counted) // steps,
+                "equal": "yes" if same else "NO",
+            }
+        )
+    return Table("Bytes a rank sends in a step, counted against the formula", rows), equal
 
 
 def figures(c: Comparison, equal: bool) -> dict[str, Any]:

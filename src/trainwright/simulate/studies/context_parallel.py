@@ -38,10 +38,11 @@ def context_parallel(
         [Table("Who has which tokens", where), against_one_device(c), Table("Query-key pairs of each ring step", work), table],
         {**figures(c, equal), "pairs": total, "pairs_in_time": times, "ideal": total / ranks},
         [
-            f"{total} causal pairs; {ranks} ranks need at least {total / ranks:.0f} each: the zigzag takes {times['zigzag']}, contiguous pieces {times['contiguous']}.",
+            f"{total} causal pairs; {ranks} ranks need at least {total / ranks:.0f} each. "
+            f"The zigzag takes {times['zigzag']}, contiguous pieces {times['contiguous']}.",
             "Keys and values travel n-1 times forward and backward, their gradients n times, so that they end where they began.",
         ],
-    )  # fmt: skip
+    )
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -38,11 +38,32 @@ def data_parallel(
     for rank in range(ranks):
         ((lo, hi),) = sequences_of(layout, rank, batch)
         tokens = int((last.targets[lo:hi] >= 0).sum())
-        shares.append({"rank": rank, "sequences": hi - lo, "tokens with a loss": tokens, "weight by tokens": tokens / int((last.targets >= 0).sum()), "weight as mean of means": 1 / ranks})  # fmt: skip
-    averages = Table("Two ways of averaging", [
-        {"average": "over all tokens (right)", "loss": right.distributed.losses[-1], "gradient error": right.difference.gradients, "weight error": right.difference.weights},
-        {"average": "mean of the ranks' means", "loss": wrong.distributed.losses[-1], "gradient error": wrong.difference.gradients, "weight error": wrong.difference.weights},
-    ])  # fmt: skip
+        shares.append(
+            {
+                "rank": rank,
+                "sequences": hi - lo,
+                "tokens with a loss": tokens,
+                "weight by tokens": tokens / int((last.targets >= 0).sum()),
+                "weight as mean of means": 1 / ranks,
+            }
+        )
+    averages = Table(
+        "Two ways of averaging",
+        [
+            {
+                "average": "over all tokens (right)",
+                "loss": right.distributed.losses[-1],
+                "gradient error": right.difference.gradients,
+                "weight error": right.difference.weights,
+            },
+            {
+                "average": "mean of the ranks' means",
+                "loss": wrong.distributed.losses[-1],
+                "gradient error": wrong.difference.gradients,
+                "weight error": wrong.difference.weights,
+            },
+        ],
+    )
     calls = sum(c.calls for k, c in right.distributed.traffic.counts.items() if k.rank == 0 and k.tag == "gradients") // steps
     uneven = len({r["tokens with a loss"] for r in shares}) > 1
     return Report(
@@ -52,9 +73,10 @@ def data_parallel(
         [
             f"Gradients travel in {calls} bucket(s) a step; a ring all-reduce sends 2 (n-1)/n of the gradient's bytes from every rank.",
             "Shards are unequal: the mean of the ranks' means weighs the tokens of small shards more and is another gradient."
-            if uneven else "Shards have as many tokens each: both averages are the same.",
+            if uneven
+            else "Shards have as many tokens each: both averages are the same.",
         ],
-    )  # fmt: skip
+    )
 
 
 STUDY = Study("data-parallel", data_parallel, "trainwright simulate data-parallel --ranks 4 --batch 10 --padded", ("dp", "ddp"))

@@ -56,11 +56,12 @@ def expert_parallel(
         [Table("Rows of every expert, over all layers and steps", rows), against_one_device(c), table],
         {**figures(c, equal), "dropped": dropped, "dropped_share": dropped / int(asked.sum()), "imbalance": balance, "rows_by_rank": load},
         [
-            f"The busiest expert has {balance['expert']:.2f} times the even share, the busiest rank {balance['rank']:.2f}: a step takes as long as the busiest.",
+            f"The busiest expert has {balance['expert']:.2f} times the even share, the busiest rank {balance['rank']:.2f}. A step is as long as the busiest.",
             f"{dropped} of {int(asked.sum())} rows were dropped ({dropped / int(asked.sum()):.1%}); a dropped row passes by on the residual."
-            if capacity_factor else "Dropless: no capacity, rows as the router asks.",
+            if capacity_factor
+            else "Dropless: no capacity, rows as the router asks.",
         ],
-    )  # fmt: skip
+    )
 
 
 STUDY = Study("expert-parallel", expert_parallel, "trainwright simulate expert-parallel --ranks 4 --capacity-factor 1.0", ("ep", "moe"))

@@ -24,23 +24,35 @@ def units(c: Comparison, purposes: tuple[str, ...] = ("weights", "gradients", "r
 
 
 def _held(c: Comparison) -> dict[str, int]:
-    """What rank 0 held once the gradients were reduced."""
-    return next(held for label, held in c.distributed.ledgers[0].moments if label == "gradients reduced")
+    """What rank 0 held at the end of the first backward."""
+    return next(held for label, held in c.distributed.ledgers[0].moments if label == "backward done")
 
 
 def _stage_row(stage: int, c: Comparison) -> dict[str, Any]:
     held, formula = _held(c), states_bytes(c.config, c.layout, 0, Optimizer())
     return {
-        "stage": NAMES[stage], "weights": held["parameters"] + held["gathered"], "gradients": held["gradients"], "Adam": held["optimizer"],
-        "formula, sum": sum(formula.values()), "peak of the step": c.distributed.ledgers[0].peak, "traffic, units": units(c), "relative error": c.difference.relative,
-    }  # fmt: skip
+        "stage": NAMES[stage],
+        "weights": held["parameters"] + held["gathered"],
+        "gradients": held["gradients"],
+        "Adam": held["optimizer"],
+        "formula, sum": sum(formula.values()),
+        "peak of the step": c.distributed.ledgers[0].peak,
+        "traffic, units": units(c),
+        "relative error": c.difference.relative,
+    }
 
 
 def _moments(c: Comparison, rows: int = 60) -> Table:
     """Rank 0's memory through the first step."""
     found = []
     for label, held in c.distributed.ledgers[0].moments:
-        found.append({"moment": label, **{k: held[k] for k in ("parameters", "gathered", "gradients", "optimizer", "activations")}, "sum": sum(v for k, v in held.items() if k != "host")})  # fmt: skip
+        found.append(
+            {
+                "moment": label,
+                **{k: held[k] for k in ("parameters", "gathered", "gradients", "optimizer", "activations")},
+                "sum": sum(v for k, v in held.items() if k != "host"),
+            }
+        )
         if label == "optimizer step":
             break
     return Table("Rank 0 through the first step (bytes held)", found[:rows])
@@ -58,7 +70,10 @@ def fsdp(
     model_name: Model = "dense",
     seed: Seed = 0,
 ) -> Report:
-    """Weights, gradients and Adam states cut over N ranks: the same training, 1/N of the memory, 2, 2 and 3 units of traffic (and 2 for plain data parallelism)."""
+    """Weights, gradients and Adam states cut over N ranks: the same training, 1/N of the memory.
+
+    Traffic: 2, 2 and 3 units for ZeRO-1, 2 and 3, and 2 for plain data parallelism.
+    """
     check_sizes(ranks, batch, length, steps)
     limited(zero, 3, "zero", 0)
     config = model(model_name)
@@ -96,10 +111,19 @@ def fsdp(
         )
     return Report(
         f"{'HSDP' if replicas > 1 else 'Sharded data parallel'} on {ranks} ranks, {NAMES[zero]} in full",
-        [Table("The stages: rank 0 before the optimizer step (bytes), traffic of a step", [_stage_row(s, c) for s, c in runs.items()]), _moments(chosen), against_one_device(chosen), table],
-        {**figures(chosen, equal), "units": {NAMES[s]: units(c) for s, c in runs.items()}, "states": {NAMES[s]: _held(c) for s, c in runs.items()}},
+        [
+            Table("The stages: rank 0 at the end of backward (bytes), traffic of a step", [_stage_row(s, c) for s, c in runs.items()]),
+            _moments(chosen),
+            against_one_device(chosen),
+            table,
+        ],
+        {
+            **figures(chosen, equal),
+            "units": {NAMES[s]: units(c) for s, c in runs.items()},
+            "states": {NAMES[s]: _held(c) for s, c in runs.items()},
+        },
         notes,
-    )  # fmt: skip
+    )
 
 
 STUDY = Study("fsdp", fsdp, "trainwright simulate fsdp --ranks 4 --zero 3", ("zero", "zero3", "hsdp"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,9 +31,14 @@ def policies(tokens: int) -> dict[str, Policy]:
 
 def _row(name: str, r: Record) -> dict[str, Any]:
     return {
-        "run": name, "first loss": float(np.mean(r.losses[:4])), "last loss": float(np.mean(r.losses[-4:])), "gradient values rounded to 0": r.underflow_share,
-        "weights unmoved by a step": r.lost_updates, "steps skipped": len(r.skipped), "last scale": r.scales[-1],
-    }  # fmt: skip
+        "run": name,
+        "first loss": float(np.mean(r.losses[:4])),
+        "last loss": float(np.mean(r.losses[-4:])),
+        "gradient values rounded to 0": r.underflow_share,
+        "weights unmoved by a step": r.lost_updates,
+        "steps skipped": len(r.skipped),
+        "last scale": r.scales[-1],
+    }
 
 
 def mixed_precision(
@@ -45,28 +51,28 @@ def mixed_precision(
     limited(steps, 5000, "steps")
     config = TinyConfig(layers=1, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=16)
     batches = [random_batch(config, 4, 8, seed + i) for i in range(4)]
-    formats = []
-    for form in ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2"):
-        formats.append({"format": form, **limits(form)})
+    formats = [{"format": form, **limits(form)} for form in ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")]
     records = {name: train(config, p, batches, steps, seed=seed, optimizer=Optimizer(rate=rate)) for name, p in policies(tokens).items()}
     dynamic = records["FP16, dynamic scale"]
     masters, none = records["BF16, FP32 masters"], records["BF16, no masters"]
-    changes = [{"step": 1, "scale": dynamic.scales[0]}]
-    for step in range(1, len(dynamic.scales)):
-        if dynamic.scales[step] != dynamic.scales[step - 1]:
-            changes.append({"step": step + 1, "scale": dynamic.scales[step]})
+    scales = [0.0, *dynamic.scales]
+    changes = [{"step": step, "scale": now} for step, (before, now) in enumerate(pairwise(scales), 1) if now != before]
     return Report(
         f"Mixed precision over {steps} steps",
-        [Table("Formats", formats), Table("Runs from the same weights on the same tokens", [_row(n, r) for n, r in records.items()]), Table("The dynamic scale", changes)],
+        [
+            Table("Formats", formats),
+            Table("Runs from the same weights on the same tokens", [_row(n, r) for n, r in records.items()]),
+            Table("The dynamic scale", changes),
+        ],
         {"runs": {n: {**_row(n, r), "skipped_steps": r.skipped} for n, r in records.items()}},
         [
-            f"Without FP32 masters {none.lost_updates:.0%} of the weights do not move in a step: an update below half a unit in the last place is lost. "
+            f"Without FP32 masters {none.lost_updates:.0%} of the weights do not move in a step: smaller updates than half a last place are lost. "
             f"Loss {np.mean(none.losses[-4:]):.3f} against {np.mean(masters.losses[-4:]):.3f}.",
-            f"Averaged over {tokens:,} tokens, {records['FP16, no loss scale'].underflow_share:.0%} of FP16's gradient values become 0 (below 2^-25); with a scale of 2^16 "
-            f"{records['FP16, static scale 2^16'].underflow_share:.1%}. BF16 has FP32's exponents and needs no scale.",
-            f"The dynamic scale began too high, skipped {len(dynamic.skipped)} steps whose gradients overflowed, halved each time, and doubles every 200 good steps.",
+            f"Averaged over {tokens:,} tokens, {records['FP16, no loss scale'].underflow_share:.0%} of FP16's gradient values become 0; "
+            f"with a scale of 2^16 {records['FP16, static scale 2^16'].underflow_share:.1%}. BF16 has FP32's exponents and needs no scale.",
+            f"The dynamic scale began too high: {len(dynamic.skipped)} steps overflowed and were skipped; it halved at each and doubles every 200.",
         ],
-    )  # fmt: skip
+    )
 
 
 STUDY = Study("mixed-precision", mixed_precision, "trainwright simulate mixed-precision --steps 300", ("precision", "amp"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..check import compare
 from ..layout import Layout
@@ -27,28 +27,42 @@ def offload(
     link: Annotated[float, "GB/s (1e9) of a GPU's host link, one way."] = 25.0,
     seed: Seed = 0,
 ) -> Report:
-    """Optimizer, weights or activations in host memory: every byte over the link counted on a small run, then the bandwidth that hides it for a real size."""
+    """Optimizer, weights or activations in host memory: every byte over the link counted on a small run.
+
+    Then the bandwidth at which each transfer hides, for a model of real size.
+    """
     check_sizes(ranks, batch, length, steps)
     config = model("dense")
     rows, last = [], None
-    base = {"dp_shard": ranks, "zero": zero} if zero else {"dp_replicate": ranks}
+    base: dict[str, Any] = {"dp_shard": ranks, "zero": zero} if zero else {"dp_replicate": ranks}
     for what in ("none", "optimizer", "parameters", "activations"):
         c = compare(config, Layout(**base, offload=what), batch=batch, length=length, steps=steps, seed=seed)
         _, equal = bytes_table(c)
         host = {d: c.distributed.traffic.at(0, "host", d).bytes_sent // steps for d in ("to_host", "from_host")}
         held = c.distributed.ledgers[0]
-        rows.append({
-            "offload": what, "device peak (bytes)": held.peak, "host (bytes)": max(m["host"] for _, m in held.moments), "to host a step": host["to_host"],
-            "from host a step": host["from_host"], "equals formula": "yes" if equal else "NO", "relative error": c.difference.relative,
-        })  # fmt: skip
+        rows.append(
+            {
+                "offload": what,
+                "device peak (bytes)": held.peak,
+                "host (bytes)": max(m["host"] for _, m in held.moments),
+                "to host a step": host["to_host"],
+                "from host a step": host["from_host"],
+                "equals formula": "yes" if equal else "NO",
+                "relative error": c.difference.relative,
+            }
+        )
         last = (c, equal)
     priced = [
         {
-            "offload": t.what, "moves": t.moves, "beside": t.beside, "GB a GPU and step": t.size_bytes / 1e9, "hides at GB/s": t.hides_at_bytes_per_s / 1e9,
+            "offload": t.what,
+            "moves": t.moves,
+            "beside": t.beside,
+            "GB a GPU and step": t.size_bytes / 1e9,
+            "hides at GB/s": t.hides_at_bytes_per_s / 1e9,
             f"visible at {link:g} GB/s (s)": t.exposed_s(link * 1e9),
         }
         for t in transfers(params_billions * 1e9, gpus, tokens, tflops * 1e12, hidden=hidden, layers=layers)
-    ]  # fmt: skip
+    ]
     if last is None:
         raise RuntimeError("nothing was run")
     return Report(
@@ -60,7 +74,8 @@ def offload(
         {**figures(*last), "small": rows, "transfers": priced},
         [
             "Weights hide at F / (n T) bytes/s, gradients at half of that, whatever the model's size: more tokens a step hide more.",
-            "Activations: one saved input a block (2 bytes x hidden a token) hides at F / (2 N / layers) x 2 hidden, at any batch; all saved tensors need about 17 times that.",
+            "Activations: one saved input a block (2 bytes x hidden a token) hides at 2 hidden x F / (2 N / layers), at any batch.",
+            "All that a block saves (34 bytes x hidden with flash attention) needs 17 times that.",
         ],
     )
 

@@ -38,11 +38,15 @@ def _row(name: str, c: Comparison, virtual: int | None) -> dict[str, Any]:
     timed = replay(name, c.layout.pp, c.layout.microbatches, virtual)
     splits = plan(c.config, c.layout).splits_backward
     return {
-        "schedule": name, "stages": len(plan(c.config, c.layout).units), "backward": "I + W" if splits else "B", "relative error": c.difference.relative,
-        "bubble, idle/total": timed.bubble_total, "peak activations, most of a rank (bytes)": max(_peaks(c)),
+        "schedule": name,
+        "stages": len(plan(c.config, c.layout).units),
+        "backward": "I + W" if splits else "B",
+        "relative error": c.difference.relative,
+        "bubble, idle/total": timed.bubble_total,
+        "peak activations, most of a rank (bytes)": max(_peaks(c)),
         "messages a step": sum(n.messages for k, n in c.distributed.traffic.counts.items() if k.tag == "pp") // len(c.batches),
         "copies of the weights": SCHEDULES[name].weight_copies,
-    }  # fmt: skip
+    }
 
 
 def _every(ranks: int, microbatches: int, config: Any, options: dict[str, Any]) -> Report:
@@ -90,11 +94,14 @@ def pipeline(
     words = {0: "embedding", config.head_unit: "head"}
     holds = [
         {
-            "rank": r, "stages": ", ".join(map(str, stages.stages_of(r))), "holds": ", ".join(words.get(u, str(u)) for u in sorted(stages.units_of(r))),
-            "first actions": " ".join(str(a) for a in stages.table.lists[r][:8]), "activations kept at most (bytes)": peak,
+            "rank": r,
+            "stages": ", ".join(map(str, stages.stages_of(r))),
+            "holds": ", ".join(words.get(u, str(u)) for u in sorted(stages.units_of(r))),
+            "first actions": " ".join(str(a) for a in stages.table.lists[r][:8]),
+            "activations kept at most (bytes)": peak,
         }
         for r, peak in enumerate(_peaks(c))
-    ]  # fmt: skip
+    ]
     return Report(
         f"Pipeline {name}: {ranks} ranks, {microbatches} microbatches",
         [

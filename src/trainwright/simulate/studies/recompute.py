@@ -28,7 +28,10 @@ def recompute(
     model_name: Model = "dense",
     seed: Seed = 0,
 ) -> Report:
-    """Nothing, the attention probabilities, or whole blocks thrown away in forward and computed again in backward; attention without flash, so that it shows."""
+    """Nothing, the attention probabilities, or whole blocks thrown away in forward and computed again in backward.
+
+    Attention runs without flash here, so that its probabilities show.
+    """
     check_sizes(1, batch, length, steps)
     config = model(model_name, layers=limited(layers, 64, "layers"))
     modes = {"none": {}, "selective": {"recompute": "selective"}, "full": {"recompute": "full"}}
@@ -44,10 +47,17 @@ def recompute(
         spread = max(spread, error)
         blocks = sum(n for unit, n in result.forwards[0].items() if 0 < unit < config.head_unit)
         extra = blocks / (layers * steps) - 1
-        rows.append({
-            "recompute": name, "kept after forward (bytes)": _kept(result), "formula": formula, "peak activations (bytes)": result.ledgers[0].at_peak["activations"],
-            "extra block forwards": extra, "extra compute": extra / 3, "difference of gradients": error,
-        })  # fmt: skip
+        rows.append(
+            {
+                "recompute": name,
+                "kept after forward (bytes)": _kept(result),
+                "formula": formula,
+                "peak activations (bytes)": result.ledgers[0].at_peak["activations"],
+                "extra block forwards": extra,
+                "extra compute": extra / 3,
+                "difference of gradients": error,
+            }
+        )
     return Report(
         f"Recomputation in {layers} blocks",
         [Table("Memory against computation", rows)],

@@ -13,7 +13,12 @@ def _row(name: str, c: Comparison) -> dict[str, object]:
     steps = len(c.batches)
     sent = c.distributed.traffic.bytes_by_rank("tp")
     held = [max(m["activations"] for _, m in ledger.moments) for ledger in c.distributed.ledgers]
-    return {"layout": name, "activations kept, most of a rank (bytes)": max(held), "tp bytes a rank and step": max(sent.values()) // steps, "relative error": c.difference.relative}  # fmt: skip
+    return {
+        "layout": name,
+        "activations kept, most of a rank (bytes)": max(held),
+        "tp bytes a rank and step": max(sent.values()) // steps,
+        "relative error": c.difference.relative,
+    }
 
 
 def sequence_parallel(

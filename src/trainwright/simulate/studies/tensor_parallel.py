@@ -24,10 +24,14 @@ def pieces(config: TinyConfig, ranks: int) -> Table:
             cut = p.cut({"tp": ranks, "ep": 1}, {"tp": rank, "ep": 0})
             shapes.append("x".join(str(len(range(*s.indices(n)))) for s, n in zip(cut, p.shape)))
         dim = p.split["tp"][0] if "tp" in p.split else None
-        rows.append({
-            "weight": p.name, "whole": "x".join(map(str, p.shape)), "cut by": "all hold it" if dim is None else ("rows" if dim == len(p.shape) - 2 else "columns"),
-            "each rank": shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes),
-        })  # fmt: skip
+        rows.append(
+            {
+                "weight": p.name,
+                "whole": "x".join(map(str, p.shape)),
+                "cut by": "all hold it" if dim is None else ("rows" if dim == len(p.shape) - 2 else "columns"),
+                "each rank": shapes[0] if len(set(shapes)) == 1 else ", ".join(shapes),
+            }
+        )
     return Table("What each rank holds", rows)
 
 

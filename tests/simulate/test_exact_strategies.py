@@ -1,0 +1,140 @@
+"""Every strategy, every pair of strategies, 1 to 8 ranks, sizes that do not divide: what one device computes, and the bytes of the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import DENSE, DROPS, GPT, MODELS, MOE, check
+
+from trainwright.errors import SpecError
+from trainwright.schedules import SCHEDULES
+from trainwright.simulate.layout import Layout
+
+BY_RANKS = {
+    "data parallel": lambda n: Layout(dp_replicate=n),
+    "ZeRO-1": lambda n: Layout(dp_shard=n, zero=1),
+    "ZeRO-2": lambda n: Layout(dp_shard=n, zero=2),
+    "ZeRO-3": lambda n: Layout(dp_shard=n, zero=3),
+    "tensor": lambda n: Layout(tp=n),
+    "sequence": lambda n: Layout(tp=n, sequence_parallel=n > 1),
+    "context": lambda n: Layout(cp=n),
+    "pipeline": lambda n: Layout(pp=n, microbatches=9),
+}
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("strategy", BY_RANKS)
+def test_a_strategy_on_1_to_8_ranks(strategy, ranks):
+    config = replace(DENSE, layers=6) if strategy == "pipeline" else DENSE
+    check(config, BY_RANKS[strategy](ranks), length=17 if strategy == "context" else 7)
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("model", ["moe", "drops"])
+def test_experts_on_1_to_8_ranks(model, ranks):
+    check(MODELS[model], Layout(dp_replicate=ranks, ep=ranks))
+
+
+# Every entry may join every other: a few fields of a layout each.
+PARTS = {
+    "data": {"dp_replicate": 2},
+    "zero1": {"dp_shard": 2, "zero": 1},
+    "zero2": {"dp_shard": 2, "zero": 2},
+    "zero3": {"dp_shard": 2, "zero": 3},
+    "tensor": {"tp": 3},
+    "sequence": {"tp": 2, "sequence_parallel": True},
+    "context": {"cp": 2},
+    "pipeline": {"pp": 2, "microbatches": 4},
+    "split backward": {"pp": 2, "microbatches": 4, "schedule": "zb-h1"},
+    "experts": {"ep": 2},
+    "accumulation": {"microbatches": 3},
+    "recompute": {"recompute": "full", "recompute_every": 2},
+    "selective": {"recompute": "selective", "flash": False},
+    "optimizer offload": {"offload": "optimizer"},
+    "parameter offload": {"offload": "parameters"},
+}
+
+
+def pair(first: str, second: str) -> dict[str, object]:
+    fields: dict[str, object] = {**PARTS[first], **PARTS[second]}
+    if "experts" in (first, second) and not {"dp_replicate", "dp_shard", "cp"} & fields.keys():
+        fields["dp_replicate"] = 2  # experts are spread over ranks with different tokens
+    return fields
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(PARTS, 2)), ids=lambda n: n)
+def test_every_pair(first, second):
+    model = MOE if "experts" in (first, second) else GPT if len(first + second) % 2 else DENSE
+    check(model, Layout(**pair(first, second)), padded=True, steps=3)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", ["dense", "gpt"])
+def test_every_schedule(schedule, model):
+    config = replace(MODELS[model], layers=4)
+    layout = Layout(pp=2, microbatches=6, schedule=schedule)
+    found = check(config, layout, batch=6, length=5, steps=3)
+    assert found.distributed.losses[0] != found.distributed.losses[1]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "dualpipe"])
+def test_schedules_with_sharding_and_tensor_parallelism(schedule):
+    check(GPT, Layout(pp=2, microbatches=4, schedule=schedule, dp_shard=2, zero=3, tp=2, sequence_parallel=True), batch=9, steps=3)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp_shard=2, zero=3, tp=2, sequence_parallel=True, pp=2, cp=2, microbatches=2),
+        Layout(dp_replicate=2, dp_shard=2, zero=2, tp=2, pp=2, microbatches=2, recompute="full"),
+    ],
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_four_dimensions(layout, model):
+    ep = 2 if MODELS[model].experts else 1
+    check(MODELS[model], replace(layout, ep=ep), steps=3)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("config", [DENSE, MOE, DROPS], ids=["dense", "moe", "drops"])
+def test_hsdp(zero, config):
+    check(config, Layout(dp_replicate=2, dp_shard=3, zero=zero, microbatches=1, ep=3 if config.experts else 1))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_layout_is_one_device(data):
+    """Layouts and sizes at random: exact and counted, or refused with a reason."""
+    draw = data.draw
+    model = draw(st.sampled_from(list(MODELS)))
+    zero = draw(st.sampled_from([0, 0, 1, 2, 3]))
+    tp = draw(st.integers(1, 3))
+    layout = Layout(
+        dp_replicate=draw(st.integers(1, 2)),
+        dp_shard=draw(st.integers(1, 3)) if zero else 1,
+        zero=zero,
+        tp=tp,
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        pp=draw(st.integers(1, 2)),
+        cp=draw(st.integers(1, 2)),
+        ep=draw(st.integers(1, 2)),
+        microbatches=draw(st.integers(1, 3)),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        recompute_every=draw(st.integers(1, 2)),
+        flash=draw(st.booleans()),
+        cp_balance=draw(st.booleans()),
+        reshard_after_forward=draw(st.booleans()),
+        bucket_bytes=draw(st.sampled_from([0, 1000, 10**6])),
+    )
+    batch, length = draw(st.integers(1, 11)), draw(st.integers(1, 11))
+    if layout.world_size > 16:
+        return
+    try:
+        check(MODELS[model], layout, batch=batch, length=length, steps=2)
+    except SpecError as error:
+        assert "\n" not in str(error)
