@@ -19,17 +19,18 @@ from .table import Column, IntColumn, PlanTable
 
 MIB = 2**20
 GB = 1e9
-# A context and the kernels of PyTorch, cuBLAS and cuDNN that a first step loads: grows with the multiprocessors (local memory and
-# stacks of each).
-# nvidia-smi after a first product: about 0.30 GB on a T4 (40), 0.50 on an A100 (108), 0.60 on an H100 (132).
-CONTEXT_BASE, CONTEXT_PER_UNIT = 150 * MIB, 3.2 * MIB
+# A context and the kernels that PyTorch, cuBLAS, cuDNN and attention libraries load in a first step: grows with the multiprocessors (local
+# memory and stacks of each). In nvidia-smi about 0.45 GB on a T4 (40), 0.5 to 0.8 on an A100 (108), 0.7 to 1.0 on an H100 (132).
+CONTEXT_BASE, CONTEXT_PER_UNIT = 300 * MIB, 4.0 * MIB
 # cuBLAS workspace that PyTorch allocates for a handle and stream: 8 MiB, 32 MiB on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp);
 # cuBLASLt beside it.
 WORKSPACE, WORKSPACE_HOPPER = 2 * 8.125 * MIB, 2 * 32 * MIB
 # NCCL: buffers of a channel (4 MiB simple, 1 and 0.25 for LL128 and LL) for each peer and direction, 16 to 24 channels over NVLink.
 COMMUNICATOR = 350 * MIB
-# Blocks that a pool cannot merge: the share of the tensors that come and go with each micro-batch (activations, logits, gathered weights).
-FRAGMENTS = 0.06
+# Blocks that the caching allocator holds but cannot use at its peak: a share of the tensors that come and go with each micro-batch
+# (activations, logits, gathered weights), and a base of cached small segments. Inferred from published peaks, no range documented elsewhere:
+# 5 to 20 % and 0.5 to 1.5 GB.
+FRAGMENTS, CACHED = 0.12, 0.7 * GB
 
 
 def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> MemoryTable:
@@ -68,8 +69,10 @@ def framework_bytes(gpu: GpuSpec, table: PlanTable) -> IntColumn:
 def slack(model: ModelSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> Column:
     """Bytes that the allocator holds beside the live tensors at its own peak."""
     b = found.breakdown
-    moving = b["activations"] + b["logits"] + b["communication_buffers"]
-    return FRAGMENTS * moving.astype(np.float64)
+    live = (found.peak_bytes - b["framework"]).astype(np.float64)
+    pooled = np.maximum(found.extra.get("pooled_bytes", live) - live, 0)
+    moving = (b["activations"] + b["logits"] + b["communication_buffers"]).astype(np.float64)
+    return pooled + FRAGMENTS * moving + CACHED
 
 
 # ---- host and disk

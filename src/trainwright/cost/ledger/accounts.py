@@ -154,11 +154,8 @@ def _zero12(scope: Scope, rank: Rank) -> Accounts:
         early = 1.0
     step: tuple[Item, ...] = ()
     if scope.masters and g == c:
-        step = (
-            item(
-                "fp32 copy of the partition's gradients", "gradients", (4 + c) * share, "(4 + 2) x trained parameters of the share", source
-            ),
-        )
+        what = "fp32 copy of the partition's gradients"
+        step = (item(what, "gradients", (4 + c) * share, "(4 + 2) x trained parameters / shards", source, "flat"),)
     return Accounts(
         parameters=(parameters, *_quantized(scope, held.quantized)),
         masters=_masters(scope, share, source),
@@ -167,7 +164,13 @@ def _zero12(scope: Scope, rank: Rank) -> Accounts:
         always=(_buckets(scope, trained, source),) if scope.stage else (),
         early=early,
         step=step,
+        leftovers=(_flattened(scope, trained, source),) if g > c and scope.masters else (),
     )
+
+
+def _flattened(scope: Scope, trained: Column, source: str) -> Item:
+    """BF16_Optimizer clones and flattens the weights on the card: the originals and clones are freed, 16-bit gradients fill one of the two."""
+    return item("blocks freed by flattening", "parameters", scope.dtype_bytes * trained, "2 x trained parameters", source, "flat")
 
 
 def _buckets(scope: Scope, trained: Column, source: str) -> Item:
@@ -198,6 +201,7 @@ def _zero3(scope: Scope, rank: Rank) -> Accounts:
         np.where(gathers, c * np.minimum(live + fetched, whole), 0.0),
         f"{c} x (live + fetched)",
         source,
+        "gather",
     )
     bucket = np.minimum(scope.option("reduce_bucket_size", 5e8), held.all_trained)
     reduce = item(
@@ -206,8 +210,8 @@ def _zero3(scope: Scope, rank: Rank) -> Accounts:
     group = np.minimum(scope.option("sub_group_size", 1e9), share)
     norm = 8 * rank.largest / scope.shards * (scope.job.method == "full")
     step = (
-        item("fp32 gradients of a sub-group", "gradients", 4.0 * group * scope.masters, "4 x sub_group_size", source),
-        item("fp64 copy for the gradient norm", "gradients", norm, "8 x largest tensor / shards", source),
+        item("fp32 gradients of a sub-group", "gradients", 4.0 * group * scope.masters, "4 x sub_group_size", source, "flat"),
+        item("fp64 copy for the gradient norm", "gradients", norm, "8 x largest tensor / shards", source, "flat"),
     )
     return Accounts(
         parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
@@ -257,9 +261,10 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         gathers * kept,
         f"{c} x root",
         source,
+        "gather",
     )
-    groups = item("gathered layers", "communication_buffers", gathers * 2 * layer_bytes * (scope.stage == 3), f"2 x {c} x a layer", source)
-    one = item("gathered layer", "communication_buffers", gathers * layer_bytes * (scope.stage == 3), f"{c} x a layer", source)
+    groups = item("gathered layers", "communication_buffers", gathers * 2 * layer_bytes * (scope.stage == 3), f"2 x {c} x a layer", source, "gather")
+    one = item("gathered layer", "communication_buffers", gathers * layer_bytes * (scope.stage == 3), f"{c} x a layer", source, "gather")
     root_gradient = item("whole gradients of the root", "gradients", full * c * root, f"{c} x root", source)
     layer_gradient = item(
         "whole gradients of a layer, reduced in their own type",
@@ -268,11 +273,11 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         f"({c} + {g}) x a layer",
         source,
     )
-    reduce_root = item("root gradients to reduce", "communication_buffers", full * (g + (2 if c == 2 else 0)) * root, f"{g} x root", source)
+    reduce_root = item("root gradients to reduce", "communication_buffers", full * (g + (2 if c == 2 else 0)) * root, f"{g} x root", source, "reduce")
     return Accounts(
         parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
         masters=(),
-        gradients=(item("sharded gradients", "gradients", stored * share, f"{stored} x trained parameters / shards", source),),
+        gradients=(item("sharded gradients", "gradients", stored * share, f"{stored} x trained parameters / shards", source, "reduce"),),
         optimizer=_optimizer_items(scope, rank, share, stored, source),
         early=np.where(scope.accumulation > 1, 1.0, 0.0),
         loss=(window, one),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -86,6 +86,8 @@ def row_gradients(op: Op, where: dict[str, tuple[Layout, int]], kernels: Kernels
     extra = np.zeros(len(scope))
     if op.kind in ("linear", "grouped_linear") and not scope.framework.memory.accumulates_in_buffer and scope.job.method == "full":
         extra = kernels.c * sum((local_elements(w, scope) for w in op.weights), np.zeros(len(scope)))
+    if kernels.method == "qlora" and op.kind in ("linear", "grouped_linear") and op.name != "lm_head":
+        extra = kernels.c * sum((local_elements(w, scope) for w in op.weights), np.zeros(len(scope)))  # the dequantized weight
     if op.kind == "norm" and not kernels.rules.fused_norm and op.function.startswith("rms") and kernels.c == 2:
         extra = 8.0 * out  # fp32: g * x_hat, g * w, two products and mean's expansion, each twice the 16-bit size; pow
     if op.kind == "attention" and kernels.attention in ("eager", "sdpa-math"):
@@ -110,6 +112,7 @@ class LossBytes:
     forward: Column
     backward: Column
     saved: Column
+    stale: Column
 
 
 def loss_bytes(scope: Scope) -> LossBytes:
@@ -122,7 +125,7 @@ def loss_bytes(scope: Scope) -> LossBytes:
     head's input and weight.
     """
     job, c, n = scope.job, scope.c, scope.tokens
-    head_rows = saved_head(scope)
+    head_rows, nothing = saved_head(scope), np.zeros(len(scope))
     vocab = vocabulary(scope)
     split = ceil_div(vocab, scope.tp)
     kernel = scope.framework.memory.fused_loss == "kernel"
@@ -131,15 +134,20 @@ def loss_bytes(scope: Scope) -> LossBytes:
         logits = ceil_div(n, chunks) * split
         weight = np.where(np.full(len(scope), job.method == "full"), c * split * scope.model.hidden, 0.0)
         gradients = n * scope.model.hidden * c + weight
-        return LossBytes(gradients, gradients + (4 + c) * logits, gradients, head_rows)
+        return LossBytes(gradients, gradients + (4 + c) * logits, gradients, head_rows, nothing)
+    logits = n * split
+    parallel = LossBytes(4 * logits, (4 + c) * logits, (4 + c) * logits, head_rows, nothing)
     if job.loss == "vocab-parallel" or kernel:
-        logits = n * split
-        return LossBytes(4 * logits, (4 + c) * logits, (4 + c) * logits, head_rows)
-    logits = n * (vocab if not kernel else split)
+        return parallel
+    whole = n * vocab
     if job.loss == "chunked":
-        chunk = ceil_div(logits, job.loss_chunks)
-        return LossBytes(4 * logits, (4 + c) * logits, 4 * logits + 8 * chunk, head_rows)
-    return LossBytes(4 * logits, (8 + (c if c < 4 else 0)) * logits, 12 * logits, head_rows)
+        alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
+    else:
+        alone = LossBytes(4 * whole, (8 + (c if c < 4 else 0)) * whole, 12 * whole, head_rows, (2 if c == 2 else 0) * whole)
+    if scope.framework.memory.saves_parallel is None:
+        return alone
+    megatron = (scope.tp > 1) | (scope.pp > 1)
+    return LossBytes(*(np.where(megatron, getattr(parallel, f.name), getattr(alone, f.name)) for f in fields(LossBytes)))
 
 
 def vocabulary(scope: Scope) -> Column:

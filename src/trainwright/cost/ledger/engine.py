@@ -16,7 +16,7 @@ from ..memory_table import PARTS, PHASES, STATES, MemoryTable
 from ..table import Column, PlanTable
 from .accounts import Offloaded, Rank, accounts, offload
 from .activations import BlockBytes, LossBytes, block_bytes, by_kernels, embedding_masks, loss_bytes
-from .items import Happening, Item, item, sum_of
+from .items import POOLS, Happening, Item, item, sum_of
 from .ranks import Slot, in_flight, slots
 from .scope import Scope
 from .weights import Held, held, largest_weight, nothing
@@ -167,13 +167,16 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
     out = dict.fromkeys(PARTS, zero)
     states = dict.fromkeys(STATES, zero)
     phases = dict.fromkeys(PHASES, zero)
-    rank_column, moment_column, saved_column, moved_column, gathered = zero, zero, zero, zero, zero
+    rank_column, moment_column, saved_column, moved_column, reserved = zero, zero, zero, zero, zero
     for slot in slots(scope):
         found, moved, saved = happenings(p, slot, rank_weights(p, slot))
         exists = slot.exists > 0
         rank_best = np.full(n, -1.0)
         rank_moment, rank_phases = zero, dict.fromkeys(PHASES, zero)
         totals = [h.total() for h in found]
+        held_pools = [h.pools(n) for h in found]
+        pooled = np.sum([np.max([p[pool] for p in held_pools], axis=0) for pool in POOLS], axis=0) + sum_of(moved.accounts.leftovers, n)
+        pooled = pooled + np.rint(p.loss.stale * slot.head)
         for k, (h, size) in enumerate(zip(found, totals)):
             rank_phases[h.phase] = np.maximum(rank_phases[h.phase], size)
             rank_moment = np.where(size > rank_best, float(k), rank_moment)
@@ -192,7 +195,7 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
         moment_column = np.where(wins, rank_moment, moment_column)
         saved_column = np.where(wins, np.rint(saved), saved_column)
         moved_column = np.where(exists, np.maximum(moved_column, sum_of(moved.moved, n)), moved_column)
-        gathered = np.where(wins, sum_of(a.block, n), gathered)
+        reserved = np.where(exists, np.maximum(reserved, pooled), reserved)
         best = np.where(wins, rank_best, best)
     from .detail import LedgerDetail
 
@@ -207,7 +210,7 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
         peak_moment=moment_column.astype(np.int64),
         moments=MOMENTS,
         pipeline_rank=rank_column.astype(np.int64),
-        extra={"offloaded_bytes": whole(moved_column), "transient_bytes": whole(gathered)},
+        extra={"offloaded_bytes": whole(moved_column), "pooled_bytes": whole(reserved)},
     )
 
 

@@ -9,23 +9,30 @@ import numpy as np
 from ..memory_table import PARTS
 from ..table import Column
 
+POOLS = ("work", "flat", "gather", "reduce")
+
 
 @dataclass(frozen=True)
 class Item:
-    """`bytes` (whole numbers in float64) of one part of the breakdown; `formula` in words, `source` of the rule."""
+    """`bytes` (whole numbers in float64) of one part of the breakdown; `formula` in words, `source` of the rule.
+
+    `pool`: which blocks of the caching allocator serve it. "work" (activations, logits, gradients of 16 bits) share blocks; what is allocated
+    as one large piece (`flat`), or on a stream of its own (`gather`, `reduce`), finds no block that another pool has freed.
+    """
 
     name: str
     part: str
     bytes: Column
     formula: str = ""
     source: str = ""
+    pool: str = ""
 
     def masked(self, where: Column) -> Item:
         return replace(self, bytes=self.bytes * where)
 
 
-def item(name: str, part: str, size: Column | float, formula: str = "", source: str = "") -> Item:
-    return Item(name, part, np.rint(np.asarray(size, dtype=np.float64)), formula, source)
+def item(name: str, part: str, size: Column | float, formula: str = "", source: str = "", pool: str = "work") -> Item:
+    return Item(name, part, np.rint(np.asarray(size, dtype=np.float64)), formula, source, pool)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,9 @@ class Happening:
 
     def total(self) -> Column:
         return sum_of(self.items)
+
+    def pools(self, n: int) -> dict[str, Column]:
+        return {pool: sum_of([i for i in self.items if i.pool == pool], n) for pool in POOLS}
 
     def parts(self, n: int) -> dict[str, Column]:
         return {part: sum_of([i for i in self.items if i.part == part], n) for part in PARTS}
@@ -70,3 +80,4 @@ class Accounts:
     block: tuple[Item, ...] = ()
     last: tuple[Item, ...] = ()
     step: tuple[Item, ...] = ()
+    leftovers: tuple[Item, ...] = ()  # blocks that were freed before the first step and that nothing later fits

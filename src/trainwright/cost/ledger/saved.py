@@ -253,9 +253,9 @@ def _attention(op: Op, k: Kernels) -> list[_Row]:
     d_v = op.v_head_dim or op.head_dim
     repeated = op.heads if k.attention in ("efficient", "eager", "sdpa-math") else op.kv_heads
     rows: list[_Row] = [
-        (q, "tensor", float(op.heads * op.head_dim), k.c),
-        (key, "tensor", float(repeated * op.head_dim), k.c),
-        (v, "tensor", float(repeated * d_v), k.c),
+        (q, "heads", float(op.heads), op.head_dim * k.c),
+        (key, "heads", float(repeated), op.head_dim * k.c),
+        (v, "heads", float(repeated), d_v * k.c),
     ]
     if k.attention in ("flash", "efficient"):
         rows.append((op.output, "tensor", float(op.heads * d_v), k.c))
@@ -327,16 +327,15 @@ def drop_modules(block: Block, everything: tuple[Saved, ...], modules: tuple[str
 
 
 def _every_second_product(block: Block, kernels: Kernels, everything: tuple[Saved, ...]) -> tuple[Saved, ...]:
-    """torchtitan's op list: inputs and outputs of every odd-numbered product without bias in call order, and attention's outputs."""
+    """torchtitan's op list: outputs of every odd-numbered product without bias in call order, and attention's outputs."""
     where = layouts(block, kernels.rules)
     names = {s.tensor: s for s in everything}
     kept: dict[str, Saved] = {"x": _block_input(block, kernels)}
     products = [op for op in block.ops if op.kind == "linear" and len(op.weights) == 1]
     for number, op in enumerate(products):
         if number % 2 == 0:
-            for tensor in (op.inputs[0], op.output):
-                layout, width = where.get(tensor, ("sequence", op.width))
-                kept[tensor] = names.get(tensor) or Saved(tensor, layout, width, kernels.c, 0)
+            layout, width = where[op.output]
+            kept[op.output] = names.get(op.output) or Saved(op.output, layout, width, kernels.c, 0)
     for s in everything:
         if s.tensor.endswith(":logsumexp") or any(op.kind == "attention" and s.tensor == op.output for op in block.ops):
             kept[s.tensor] = s

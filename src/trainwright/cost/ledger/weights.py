@@ -63,9 +63,12 @@ def local_elements(weight: Weight, scope: Scope) -> Column:
     """Elements of a rank's part: each split dimension is rounded up, the vocabulary to the framework's multiple first."""
     n = len(scope)
     elements = np.full(n, float(weight.elements))
+    kv_rows = scope.model.kv_heads * scope.model.head_dim
     for dim, parts in _splits(weight, scope):
         whole = float(weight.shape[dim])
         padded: Column | float = whole
+        if dim == 0 and scope.framework.replicates_kv_heads and weight.shape[0] == kv_rows < scope.model.heads * scope.model.head_dim:
+            parts = np.minimum(parts, float(scope.model.kv_heads))  # more ranks than key-value heads: each head is held several times
         multiple = scope.framework.pad_vocab_multiple
         if dim == 0 and weight.ep_dim is None and weight.shape[0] == scope.model.vocab and multiple > 1:
             padded = ceil_div(whole, multiple * parts) * multiple * parts
