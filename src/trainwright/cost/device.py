@@ -37,7 +37,11 @@ def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     """The engines' table with `framework`, `reserved_bytes`, `device_bytes`, host and disk filled in."""
     framework = framework_bytes(cluster.gpu, table)
     live = found.peak_bytes - found.breakdown["framework"]
-    reserved = up(live + slack(model, job, table, found), 2 * MIB)
+    unavoidable, cached = slack(found)
+    need = live + unavoidable
+    free = cluster.gpu.capacity_bytes - framework
+    reserved = up(np.where(need <= free, np.minimum(need + cached, free), need + cached), 2 * MIB)
+    reserved = np.where(need <= free, np.minimum(reserved, np.maximum(free, up(need, 1))), reserved)
     return replace(
         found,
         breakdown={**found.breakdown, "framework": framework},
@@ -66,13 +70,17 @@ def framework_bytes(gpu: GpuSpec, table: PlanTable) -> IntColumn:
     return np.rint(context_bytes(gpu) + COMMUNICATOR * communicators).astype(np.int64)
 
 
-def slack(model: ModelSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> Column:
-    """Bytes that the allocator holds beside the live tensors at its own peak."""
+def slack(found: MemoryTable) -> tuple[Column, Column]:
+    """Bytes that the allocator holds beside the live tensors at its own peak: (what it cannot give back, what it gives back when memory runs out).
+
+    Before it fails, the caching allocator frees whole unused segments and asks again (c10/cuda/CUDACachingAllocator.cpp): blocks of other pools and
+    cached segments go, holes in segments that are in use stay.
+    """
     b = found.breakdown
     live = (found.peak_bytes - b["framework"]).astype(np.float64)
     pooled = np.maximum(found.extra.get("pooled_bytes", live) - live, 0)
     moving = (b["activations"] + b["logits"] + b["communication_buffers"]).astype(np.float64)
-    return pooled + FRAGMENTS * moving + CACHED
+    return FRAGMENTS * moving, pooled + CACHED
 
 
 # ---- host and disk

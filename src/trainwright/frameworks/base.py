@@ -34,6 +34,7 @@ class MemoryRules:
     * `selective`: what ``recompute = "selective"`` drops: the attention core, or the op list of torchtitan (every second product kept).
     * `fused_loss`: kernel (in place on the logits) or linear (projection and loss in chunks, no whole logits).
     * `accumulates_in_buffer`: weight gradients are added into one contiguous buffer that exists all the time.
+    * `holds_outputs`: the usual training loop keeps the model's output, and with it the logits, until backward is over.
     """
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
@@ -43,6 +44,7 @@ class MemoryRules:
     selective: str = "op-list"  # core_attn | op-list
     fused_loss: str = "linear"  # kernel | linear
     accumulates_in_buffer: bool = False
+    holds_outputs: bool = False
     source: str = ""
 
 

@@ -144,7 +144,7 @@ def _zero12(scope: Scope, rank: Rank) -> Accounts:
     source = "deepspeed/runtime/zero/stage_1_and_2.py, runtime/bf16_optimizer.py"
     held, c, g = rank.held, scope.dtype_bytes, scope.gradient_bytes
     trained, share = held.all_trained, sharded(scope, rank)
-    parameters = item("weights", "parameters", c * (trained + held.frozen), f"{c} x parameters of the rank", source)
+    parameters = item("weights", "parameters", c * trained + scope.frozen_bytes * held.frozen, f"{c} x parameters of the rank", source)
     gradients = [
         item("gradients", "gradients", min(c, g) * (share if scope.stage == 2 else trained), f"{min(c, g)} x trained parameters", source)
     ]
@@ -299,7 +299,7 @@ def ddp(scope: Scope, rank: Rank) -> Accounts:
         f"{c} x products",
         "torch.autocast",
     )
-    frozen_bytes = stored if scope.job.method != "qlora" else c
+    frozen_bytes = stored if scope.job.method != "qlora" else scope.frozen_bytes
     whole = item(
         "whole gradients of the largest tensor",
         "gradients",

@@ -143,11 +143,20 @@ def loss_bytes(scope: Scope) -> LossBytes:
     if job.loss == "chunked":
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
     else:
-        alone = LossBytes(4 * whole, (8 + (c if c < 4 else 0)) * whole, 12 * whole, head_rows, (2 if c == 2 else 0) * whole)
+        held = output_logit_bytes(scope)
+        forward = max(8 + (c if c < 4 else 0), 8 + held)
+        alone = LossBytes((4 + held) * whole, forward * whole, (12 + held) * whole, head_rows, (2 if c == 2 else 0) * whole)
     if scope.framework.memory.saves_parallel is None:
         return alone
     megatron = (scope.tp > 1) | (scope.pp > 1)
     return LossBytes(*(np.where(megatron, getattr(parallel, f.name), getattr(alone, f.name)) for f in fields(LossBytes)))
+
+
+def output_logit_bytes(scope: Scope) -> int:
+    """Bytes a logit that the model's output object keeps through backward, in the compute type: ``outputs = model(...); outputs.loss.backward()``, the
+    usual loop around Hugging Face models.
+    """
+    return scope.c if scope.framework.memory.holds_outputs else 0
 
 
 def vocabulary(scope: Scope) -> Column:

@@ -76,6 +76,12 @@ class Kernels:
     targets: tuple[str, ...]
     rank: int
     sharded_sequence: bool
+    fp32_stream: bool = False
+
+    @property
+    def stream(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return 4 if self.fp32_stream else self.c
 
 
 def kernels_of(scope: Scope, rules: SaveRules) -> Kernels:
@@ -92,6 +98,7 @@ def kernels_of(scope: Scope, rules: SaveRules) -> Kernels:
         targets=job.lora_targets,
         rank=job.lora_rank,
         sharded_sequence=structure.sequence_parallel,
+        fp32_stream=scope.fp32_stream,
     )
 
 
@@ -221,7 +228,11 @@ def _linear(op: Op, where: dict[str, tuple[Layout, int]], k: Kernels) -> list[_R
     if layout == "sequence" and op.parallel == "column" and k.rules.keeps_gathered_inputs and k.sharded_sequence:
         layout = "whole"
     rows: list[_Row] = []
-    if not is_frozen(k) or targeted(op, k) or (k.method == "qlora" and op.name != "lm_head"):
+    if k.fp32_stream and layout in ("sequence", "whole"):  # every product casts the fp32 stream for itself, and its adapter does so again
+        rows.append((f"{x}:{op.name}", layout, float(width or op.k), k.c))
+        if targeted(op, k):
+            rows.append((f"{x}:{op.name}:adapter", layout, float(width or op.k), k.c))
+    elif not is_frozen(k) or targeted(op, k) or (k.method == "qlora" and op.name != "lm_head"):
         if k.fp8 and op.name != "lm_head":
             rows.append((f"{x}:fp8", layout, float(width or op.k), 1))
         else:
@@ -288,7 +299,7 @@ def kept_by(block: Block, kernels: Kernels, structure: Structure, selective: str
 
 def _block_input(block: Block, kernels: Kernels) -> Saved:
     layout, width = layouts(block, kernels.rules)["x"]
-    return Saved("x", layout, width, kernels.c, 0)
+    return Saved("x", layout, width, kernels.stream, 0)
 
 
 def block_input(block: Block, kernels: Kernels) -> Saved:

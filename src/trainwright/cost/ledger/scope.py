@@ -140,6 +140,19 @@ class Scope:
         return self.structure.offload in ("params-cpu", "params-nvme")
 
     @cached_property
+    def fp32_stream(self) -> bool:
+        """PEFT's ``prepare_model_for_kbit_training`` casts what is not quantized (embeddings, norms, head) to fp32, and with it the residual stream; not
+        for GPTQ's int4, and not where sharded bases need one type for all weights (``bnb_4bit_quant_storage``).
+        """
+        shards = self.stage == 3 or self.structure.framework in ("fsdp1", "megatron")
+        return self.job.method == "qlora" and self.job.base_quantization in ("nf4", "int8") and self.c == 2 and not shards
+
+    @cached_property
+    def frozen_bytes(self) -> int:
+        """Bytes of a frozen weight that is not quantized."""
+        return 4 if self.fp32_stream else self.c
+
+    @cached_property
     def fp8_copies(self) -> int:
         """Bytes of the fp8 forms of a weight: row- and column-wise, except where the device multiplies fp8 in any layout with one scale
         (Blackwell).
