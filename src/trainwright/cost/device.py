@@ -28,7 +28,8 @@ WORKSPACE, WORKSPACE_HOPPER = 2 * 8.125 * MIB, 2 * 32 * MIB
 # NCCL: buffers of a channel (4 MiB simple, 1 and 0.25 for LL128 and LL) for each peer and direction, 16 to 24 channels over NVLink.
 COMMUNICATOR = 350 * MIB
 # Blocks that the caching allocator holds but cannot use at its peak: a share of the tensors that come and go with each micro-batch
-# (activations, logits, gathered weights), and a base of cached small segments. Inferred from published peaks, no range documented elsewhere:
+# (activations, logits, gathered weights), and a base of cached small segments. Inferred from published peaks, no range documented
+# elsewhere:
 # 5 to 20 % and 0.5 to 1.5 GB.
 FRAGMENTS, CACHED = 0.12, 0.7 * GB
 
@@ -71,9 +72,11 @@ def framework_bytes(gpu: GpuSpec, table: PlanTable) -> IntColumn:
 
 
 def slack(found: MemoryTable) -> tuple[Column, Column]:
-    """Bytes that the allocator holds beside the live tensors at its own peak: (what it cannot give back, what it gives back when memory runs out).
+    """Bytes that the allocator holds beside the live tensors at its own peak: (what it cannot give back, what it gives back when memory
+    runs out).
 
-    Before it fails, the caching allocator frees whole unused segments and asks again (c10/cuda/CUDACachingAllocator.cpp): blocks of other pools and
+    Before it fails, the caching allocator frees whole unused segments and asks again (c10/cuda/CUDACachingAllocator.cpp): blocks of other
+    pools and
     cached segments go, holes in segments that are in use stay.
     """
     b = found.breakdown

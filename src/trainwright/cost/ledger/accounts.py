@@ -169,7 +169,9 @@ def _zero12(scope: Scope, rank: Rank) -> Accounts:
 
 
 def _flattened(scope: Scope, trained: Column, source: str) -> Item:
-    """BF16_Optimizer clones and flattens the weights on the card: the originals and clones are freed, 16-bit gradients fill one of the two."""
+    """BF16_Optimizer clones and flattens the weights on the card: the originals and clones are freed, 16-bit gradients fill one of the
+    two.
+    """
     return item("blocks freed by flattening", "parameters", scope.dtype_bytes * trained, "2 x trained parameters", source, "flat")
 
 
@@ -263,7 +265,9 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         source,
         "gather",
     )
-    groups = item("gathered layers", "communication_buffers", gathers * 2 * layer_bytes * (scope.stage == 3), f"2 x {c} x a layer", source, "gather")
+    groups = item(
+        "gathered layers", "communication_buffers", gathers * 2 * layer_bytes * (scope.stage == 3), f"2 x {c} x a layer", source, "gather"
+    )
     one = item("gathered layer", "communication_buffers", gathers * layer_bytes * (scope.stage == 3), f"{c} x a layer", source, "gather")
     root_gradient = item("whole gradients of the root", "gradients", full * c * root, f"{c} x root", source)
     layer_gradient = item(
@@ -273,7 +277,9 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         f"({c} + {g}) x a layer",
         source,
     )
-    reduce_root = item("root gradients to reduce", "communication_buffers", full * (g + (2 if c == 2 else 0)) * root, f"{g} x root", source, "reduce")
+    reduce_root = item(
+        "root gradients to reduce", "communication_buffers", full * (g + (2 if c == 2 else 0)) * root, f"{g} x root", source, "reduce"
+    )
     return Accounts(
         parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
         masters=(),

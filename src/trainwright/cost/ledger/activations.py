@@ -153,7 +153,8 @@ def loss_bytes(scope: Scope) -> LossBytes:
 
 
 def output_logit_bytes(scope: Scope) -> int:
-    """Bytes a logit that the model's output object keeps through backward, in the compute type: ``outputs = model(...); outputs.loss.backward()``, the
+    """Bytes a logit that the model's output object keeps through backward, in the compute type: ``outputs = model(...);
+    outputs.loss.backward()``, the
     usual loop around Hugging Face models.
     """
     return scope.c if scope.framework.memory.holds_outputs else 0

@@ -16,7 +16,8 @@ POOLS = ("work", "flat", "gather", "reduce")
 class Item:
     """`bytes` (whole numbers in float64) of one part of the breakdown; `formula` in words, `source` of the rule.
 
-    `pool`: which blocks of the caching allocator serve it. "work" (activations, logits, gradients of 16 bits) share blocks; what is allocated
+    `pool`: which blocks of the caching allocator serve it. "work" (activations, logits, gradients of 16 bits) share blocks; what is
+    allocated
     as one large piece (`flat`), or on a stream of its own (`gather`, `reduce`), finds no block that another pool has freed.
     """
 
