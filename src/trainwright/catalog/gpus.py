@@ -38,22 +38,22 @@ NUMBERS = (
     "tdp_w",
 )
 WHOLE = ("compute_units", "capacity_mib", "scaleup_domain_gpus", "gpus_per_node")
-# Other names of the same keys, with the factor to the column's unit: the field names of GpuSpec.
+# Other names of the same keys, with what the column's unit is worth in theirs: the field names of GpuSpec.
 SYNONYMS: dict[str, tuple[str, float]] = {
     "name": ("id", 1),
     "arch": ("cc_or_arch", 1),
     "memory_type": ("mem_type", 1),
     "memory_label_gb": ("mem_label_gb", 1),
     "memory_gb": ("mem_label_gb", 1),
-    "capacity_bytes": ("capacity_mib", 2**-20),
-    "hbm_bytes_per_s": ("mem_bw_gbs", 1e-9),
-    "link_bytes_per_s": ("link_uni_gbs", 1e-9),
-    "link_pair_bytes_per_s": ("link_p2p_uni_gbs", 1e-9),
+    "capacity_bytes": ("capacity_mib", 2**20),
+    "hbm_bytes_per_s": ("mem_bw_gbs", 1e9),
+    "link_bytes_per_s": ("link_uni_gbs", 1e9),
+    "link_pair_bytes_per_s": ("link_p2p_uni_gbs", 1e9),
     "scaleup_gpus": ("scaleup_domain_gpus", 1),
-    "pcie_bytes_per_s": ("pcie_uni_gbs", 1e-9),
-    "host_memory_bytes": ("host_ram_gb_per_node", 1e-9),
+    "pcie_bytes_per_s": ("pcie_uni_gbs", 1e9),
+    "host_memory_bytes": ("host_ram_gb_per_node", 1e9),
     "host_memory_gb": ("host_ram_gb_per_node", 1),
-    "nvme_bytes": ("nvme_tb_per_node", 1e-12),
+    "nvme_bytes": ("nvme_tb_per_node", 1e12),
     "network_gbps_per_gpu": ("nic_default_gbps", 1),
 }
 # What an own GPU gets where its table is silent: a PCIe 4 card without a faster link in a node of eight.
@@ -147,14 +147,14 @@ def _columns(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         elif column in NUMBERS:
             found = tables.number(table, key, where, most=1e18, zero=column in ("link_uni_gbs", "tdp_w"))
             if found is not None:
-                own[column] = found * factor
+                own[column] = found / factor
         else:
             raise SpecError(f"unknown key {str(key)[:60]!r}", where, nearest(key, known) or known[:8])
     peaks = table.get("peak_flops")
     if peaks is not None:
         if not isinstance(peaks, Mapping) or not set(peaks) <= set(FORMATS):
             raise SpecError("is a table of FLOP/s by number format", f"{where}.peak_flops", FORMATS)
-        own |= {k: (tables.number(peaks, k, f"{where}.peak_flops", most=1e21) or 0) * 1e-12 for k in peaks}
+        own |= {k: (tables.number(peaks, k, f"{where}.peak_flops", most=1e21) or 0) / 1e12 for k in peaks}
     return own
 
 

@@ -50,7 +50,6 @@ def load_model(reference: str | Mapping[str, Any], name_hint: str = "", catalog_
     reference = reference.strip()
     found = model_rows(catalog_files)
     known = tables.index((i, [row.get("hf_id") or "", *_aliases(row)]) for i, row in found.items())
-    known.pop("", None)
     if len(reference) <= 200 and tables.plain(reference) in known:
         return _from_catalog(known[tables.plain(reference)], found)
     if re.fullmatch(SIZE, reference):
@@ -88,8 +87,8 @@ def _name_of(path: str) -> str:
     """The folder's name for a ``config.json``, the file's own without its ending for any other."""
     resolved = Path(path).expanduser()
     if resolved.suffix != ".json":
-        return resolved.name or "model"
-    return resolved.parent.name or "model" if resolved.stem == "config" else resolved.stem
+        return one_line(resolved.name or "model", 80)
+    return one_line(resolved.parent.name or "model" if resolved.stem == "config" else resolved.stem, 80)
 
 
 def _name_in(config: Mapping[str, Any]) -> str:
@@ -106,7 +105,7 @@ def read_config(path: str) -> dict[str, Any]:
         raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", one_line(path, 120)) from None
     if folder:
         if not (file / "config.json").is_file():
-            raise SpecError("is a directory without a config.json", path)
+            raise SpecError("is a directory without a config.json", one_line(path, 200))
         file = file / "config.json"
     where = one_line(file, 200)
     content = read_text(str(file))

@@ -47,7 +47,8 @@ def user_prices(catalog_files: Sequence[str]) -> list[dict[str, Any]]:
         return []
     from .gpus import gpu_rows, resolve_gpu
 
-    found, known = [], gpu_rows(catalog_files)
+    found: list[dict[str, Any]] = []
+    known = gpu_rows(catalog_files)
     for table in read_user_catalog(catalog_files).prices:
         where = f"{table['_file']}: price of {table['gpu'][:40]!r}"
         for key in table:
@@ -56,7 +57,7 @@ def user_prices(catalog_files: Sequence[str]) -> list[dict[str, Any]]:
         usd = tables.number(table, "usd_per_gpu_hour", where, most=1e5, zero=True)
         if usd is None:
             raise SpecError("usd_per_gpu_hour is missing", where)
-        row = {key: str(table.get(key) or "") for key in KEYS}
+        row: dict[str, Any] = {key: str(table.get(key) or "") for key in KEYS}
         row |= {"gpu": resolve_gpu(table["gpu"], known, where), "usd_low": usd, "usd_high": usd, "kind": "own"}
         row["source"] = row["source"] or str(table["_file"])
         found.append(row)

@@ -60,7 +60,7 @@ def number(table: Mapping[str, Any], key: str, where: str, *, most: float = 1e12
 def index(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
     """{plain name or alias: id}; the id wins over an alias of another entry."""
     table: dict[str, str] = {}
-    known = [(name, tuple(aliases)) for name, aliases in entries]
+    known = [(name, tuple(a for a in aliases if a)) for name, aliases in entries]
     for name, aliases in known:
         for alias in aliases:
             table.setdefault(plain(alias), name)

@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import SpecError, nearest
+from ..errors import SpecError, nearest, one_line
 
 KINDS = ("gpu", "price", "model")
 MOST_BYTES = 10 * 2**20
@@ -57,19 +57,20 @@ def _stamp(file: str) -> int:
 
 @cache
 def _tables(file: str, _stamp: int) -> dict[str, list[dict[str, Any]]]:
-    document = parse_toml(read_text(file), file)
+    where = one_line(file, 200)
+    document = parse_toml(read_text(file), where)
     for key in document:
         if key not in KINDS:
-            raise SpecError(f"unknown table {key[:60]!r}", file, nearest(key, KINDS) or [f"[[{k}]]" for k in KINDS])
+            raise SpecError(f"unknown table {key[:60]!r}", where, nearest(key, KINDS) or [f"[[{k}]]" for k in KINDS])
     found: dict[str, list[dict[str, Any]]] = {}
     for kind in KINDS:
         tables = document.get(kind, [])
         if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-            raise SpecError(f"{kind} is no list of tables", file, [f"[[{kind}]]"])
+            raise SpecError(f"{kind} is no list of tables", where, [f"[[{kind}]]"])
         named = "gpu" if kind == "price" else "id"
         for table in tables:
             if not isinstance(table.get(named), str) or not table[named].strip():
-                raise SpecError(f"a [[{kind}]] without {named}", file)
+                raise SpecError(f"a [[{kind}]] without {named}", where)
         found[kind] = [{**t, "_file": file} for t in tables]
     return found
 
@@ -85,24 +86,24 @@ def parse_toml(content: str, where: str) -> dict[str, Any]:
 
 def read_text(file: str) -> str:
     """A text file of at most 10 MiB."""
-    path = Path(file)
+    path, where = Path(file), one_line(file, 200)
     try:
         if path.is_dir():
-            raise SpecError("is a directory, not a file", file)
+            raise SpecError("is a directory, not a file", where)
         if not path.is_file():
-            raise SpecError("no such file" if not path.exists() else "is no regular file", file)
+            raise SpecError("no such file" if not path.exists() else "is no regular file", where)
         if path.stat().st_size > MOST_BYTES:
             raise SpecError(
-                f"has {path.stat().st_size / 2**20:,.0f} MiB, more than the {MOST_BYTES // 2**20} that a configuration may have", file
+                f"has {path.stat().st_size / 2**20:,.0f} MiB, more than the {MOST_BYTES // 2**20} that a configuration may have", where
             )
         content = path.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
-        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file) from None
+        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where) from None
     if b"\0" in content[:4096]:
-        raise SpecError("is a binary file, not text", file)
+        raise SpecError("is a binary file, not text", where)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise SpecError("is not UTF-8 text", file) from None
+        raise SpecError("is not UTF-8 text", where) from None
