@@ -71,7 +71,10 @@ def _nodes(section: ClusterSection, gpu: GpuSpec, assumed: list[str]) -> tuple[i
 
 
 def _scaleup(gpu: GpuSpec, nodes: int, per_node: int) -> int:
-    """A rack-scale link joins GPUs across nodes; any other ends at the node."""
+    """A rack-scale link joins GPUs across nodes; any other ends at the node. Where it joins a whole typical node, it also joins a larger one (the
+    16 V100 of a DGX-2)."""
+    if per_node > gpu.gpus_per_node == gpu.scaleup_gpus:
+        return per_node
     reach = nodes * per_node if gpu.scaleup_gpus > gpu.gpus_per_node else per_node
     return max(1, min(gpu.scaleup_gpus, reach))
 

@@ -67,10 +67,11 @@ class _Group:
         """1 + (half / S)^power: how much longer than at full rate."""
         return 1 + (half / np.maximum(self.size, 1)) ** power
 
-    def through_network(self, wire: Column) -> Column:
-        """A transfer of `wire` seconds at full rate between domains: short by the low-latency protocol, long after filling a pipeline."""
+    def through_network(self, wire: Column, inside: Column | float = 0.0) -> Column:
+        """A transfer of `wire` seconds at full rate between domains, beside `inside` seconds on the links: short by the low-latency
+        protocol, long after filling a pipeline."""
         fill = np.ceil(np.log2(np.maximum(self.k, 1))) * self.net.fill_s
-        return np.minimum(wire * self.small_slowdown, fill + wire)
+        return np.minimum(np.maximum(wire * self.small_slowdown, inside), fill + np.maximum(wire, inside))
 
     @property
     def small_slowdown(self) -> float:
@@ -78,8 +79,8 @@ class _Group:
         return self.nic_rate / min(self.net.small_bytes_per_s, self.nic_rate / 4)
 
     def over_both(self, inside: Column, between: Column) -> Column:
-        """Seconds on the wire from those at full rate: `inside` one domain, `between` several (the slower of link and network)."""
-        return np.where(self.many, self.through_network(between), inside * self.ramp(self.link.half_bytes, self.link.power))
+        """Seconds on the wire from those at full rate: on the links of a domain, and between domains."""
+        return np.where(self.many, self.through_network(between, inside), inside * self.ramp(self.link.half_bytes, self.link.power))
 
     def ring_hops(self, rounds: int) -> Column:
         """Seconds of hops for `rounds` trips around the ring; every domain is entered once a trip."""
@@ -91,7 +92,7 @@ def _ring(c: _Group, rounds: int) -> Column:
     """`rounds` trips of (n-1)/n S: two for an all-reduce, one for a gather or a scatter."""
     moved = rounds * (c.n - 1) / c.n * c.size
     inside = moved / (c.link_rate * c.link.ring)
-    between = np.maximum(inside, moved / c.domain_nics(c.net.ring))
+    between = moved / c.domain_nics(c.net.ring)
     return c.link.start_s + c.ring_hops(rounds) + c.over_both(inside, between)
 
 
@@ -107,7 +108,7 @@ def _tree_hops(c: _Group) -> Column:
 def _tree(c: _Group) -> Column:
     """All-reduce: up and down; the chain inside a domain carries S each way, the tree's edges run both ways at once."""
     inside = np.where(c.g > 1, 2 * c.size / (c.link_rate * c.link.ring), 0.0)
-    between = np.maximum(inside, _tree_load(c.k) * c.size / c.domain_nics(c.net.tree))
+    between = _tree_load(c.k) * c.size / c.domain_nics(c.net.tree)
     return c.link.start_s + _tree_hops(c) + c.over_both(inside, between)
 
 
@@ -148,7 +149,7 @@ def _broadcast_ring(c: _Group) -> Column:
 def _stream(c: _Group, share: float) -> Column:
     """A message that every member passes on once."""
     inside = c.size / (c.link_rate * c.link.ring)
-    return c.over_both(inside, np.maximum(inside, c.size / c.domain_nics(share)))
+    return c.over_both(inside, c.size / c.domain_nics(share))
 
 
 def _all_to_all(c: _Group) -> Column:

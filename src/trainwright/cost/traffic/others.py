@@ -9,6 +9,9 @@ from ..message import Phase
 from ..table import IntColumn
 from .columns import Case
 
+# Schedules of several chunks: a rank computes another chunk while one travels (Megatron's overlap_p2p_comm, torch's asynchronous p2p).
+ASYNCHRONOUS = ("interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v")
+
 
 def _phases(recomputed: bool) -> tuple[Phase, ...]:
     return ("forward", "backward", "recompute") if recomputed else ("forward", "backward")
@@ -27,7 +30,7 @@ def pipeline_parallel(case: Case) -> None:
         tokens = -(-tokens // case.tp)
     size = tokens * case.model.hidden * case.activation_bytes
     most = case.stage.chunks * case.micro_batches
-    overlaps = "pipeline" if case.structure.schedule != "gpipe" and bool((case.table.virtual_stages > 1).any()) else ""
+    overlaps = "pipeline" if case.structure.schedule in ASYNCHRONOUS else ""
     interior = case.rank is None
     ways: tuple[tuple[Phase, IntColumn, str], ...] = (
         ("forward", case.stage.sends_forward, "activations to the next stage"),

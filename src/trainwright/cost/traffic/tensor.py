@@ -52,7 +52,7 @@ def _products(case: Case, block: Block, count: IntColumn, megatron: bool) -> Non
         width = ops[0].k
         if case.sequence_parallel:
             _add(case, "all_gather", "forward", width, count, f"input of {_names(ops)}", hidden_behind)
-            if megatron and block is not case.model.head:
+            if megatron:
                 _add(case, "all_gather", "backward", width, count, f"input of {_names(ops)} again", "product")
             _add(
                 case,
@@ -194,12 +194,13 @@ def _replicated_gradients(case: Case, megatron: bool) -> None:
         )
         return
     trainable = {id(w) for block, _ in blocks for w in case.trainable(block)}
-    sharded = case.structure.sharding != "none" and bool((case.shard > 1).any())
-    size = case.activation_bytes if sharded else case.stored_bytes
+    # under FSDP the sum runs in backward on the compute type, each micro-batch; without, in the optimizer on the stored type
+    sharded = (case.shard > 1) & (case.structure.sharding != "none")
+    ways: tuple[tuple[Phase, int, IntColumn], ...] = (
+        ("backward", case.activation_bytes, np.where(sharded, case.micro_batches, 0)),
+        ("optimizer", case.stored_bytes, np.where(sharded, 0, 1)),
+    )
     for block, count in blocks:
-        for op in block.rows("norm"):
-            for w in op.weights:
-                if op.region == "sequence" and id(w) in trainable:
-                    phase: Phase = "backward" if sharded else "optimizer"
-                    calls = count * (case.micro_batches if sharded else 1)
-                    case.add("tp", "all_reduce", phase, w.elements * size, calls, case.tp, 1, what="gradients of norms")
+        for w in (w for op in block.rows("norm") if op.region == "sequence" for w in op.weights if id(w) in trainable):
+            for phase, size, calls in ways:
+                case.add("tp", "all_reduce", phase, w.elements * size, count * calls, case.tp, 1, what="gradients of norms")
