@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traffic_runs import HIDDEN, LAYERS, LLAMA, SEQ, messages, ring_bytes, run, sent
 
 from trainwright.cost.table import PlanTable
 from trainwright.cost.traffic import traffic, worst_rank
 from trainwright.resolve import resolve
 from trainwright.spec.plan import ParallelPlan, Structure
 from trainwright.spec.run import validate
+
+from .traffic_runs import HIDDEN, LAYERS, LLAMA, SEQ, messages, ring_bytes, run, sent
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[1] / "data" / "truth_messages.jsonl").read_text().splitlines()[1:]]
 SMALL = 8192  # scalars: the gradient norm, DDP's broadcast of buffers
