@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from reference import peak, simulate
+from plain_simulator import peak, simulate
 
 from trainwright.errors import SpecError
 from trainwright.schedules import SCHEDULES

@@ -1,0 +1,60 @@
+"""Two schedules at equal memory: the one that needs more gets smaller microbatches, and more of them, until both peak at the same activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import SpecError
+from .replay import schedule
+from .timeline import Timeline
+
+MAX_CUT = 16
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A schedule by name and size, with whole-share costs as in `schedule`."""
+
+    name: Any
+    stages: int
+    microbatches: int
+    virtual_stages: int | None
+    costs: Mapping[str, Any]
+
+    def replay(self, microbatches: int | None = None) -> Timeline:
+        """Replayed, on `microbatches` smaller ones where given: the same work and the same activations in more pieces."""
+        m = microbatches or self.microbatches
+        part = self.microbatches / m
+        scaled = {k: np.asarray(v, float) * part if k in ("forward", "backward", "weight", "recompute") else v for k, v in self.costs.items()}
+        t = schedule(self.name, self.stages, m, self.virtual_stages, **scaled)
+        if part == 1:
+            return t
+        return schedule(self.name, self.stages, m, self.virtual_stages, **scaled, activations=part / t.virtual_stages)
+
+
+def at_equal_memory(one: Sized, other: Sized) -> tuple[Timeline, Timeline, str]:
+    """Both replayed so that neither holds more activations than the thriftier one at its given size, and a sentence that says what was done.
+
+    Raises `SpecError` where cutting microbatches in up to 16 pieces does not get there.
+    """
+    a, b = one.replay(), other.replay()
+    top_a, top_b = max(a.peak_per_rank), max(b.peak_per_rank)
+    if abs(top_a - top_b) <= 1e-9:
+        return a, b, f"Both hold {top_a:.4g} microbatches' activations at most."
+    hungry, cap = (one, top_b) if top_a > top_b else (other, top_a)
+    for m in range(hungry.microbatches + 1, MAX_CUT * hungry.microbatches + 1):
+        try:
+            cut = hungry.replay(m)
+        except SpecError:
+            continue
+        if max(cut.peak_per_rank) <= cap + 1e-9:
+            note = (
+                f"At equal memory ({cap:.4g} microbatches' activations): {cut.name} runs {m} microbatches of {hungry.microbatches / m:.3g} the size instead of "
+                f"{hungry.microbatches}. Smaller products may run at a lower rate, which is not counted."
+            )
+            return (cut, b, note) if hungry is one else (a, cut, note)
+    raise SpecError(f"{hungry.name} does not get down to {cap:.4g} microbatches' activations by smaller microbatches", "versus", "a schedule with less memory")
