@@ -22,8 +22,8 @@ def schedule(
     microbatches: Annotated[int, typer.Option("--microbatches", help="Microbatches of a step.")] = 8,
     virtual: Annotated[int | None, typer.Option("--virtual", "--virtual-stages", help="Chunks on each rank (left out: the schedule's least).", show_default=False)] = None,
     forward: Annotated[str, typer.Option(help=f"Time of a rank's forward of one microbatch: {Share}.")] = "1",
-    backward: Annotated[str | None, typer.Option(help="Time of its input gradient (2; 1 where weight gradients are apart).", show_default=False)] = None,
-    weight: Annotated[str | None, typer.Option(help="Time of its weight gradient (0; 1 where the schedule splits the backward).", show_default=False)] = None,
+    backward: Annotated[str, typer.Option(help="Time of its input gradient.")] = "2",
+    weight: Annotated[str, typer.Option(help="Time of its weight gradient, which a schedule that does not split runs with the input gradient.")] = "0",
     p2p: Annotated[float, typer.Option(help="One-way latency of a message.")] = 0.0,
     blocking: Annotated[bool, typer.Option("--blocking", help="Sending keeps the sender busy.")] = False,
     recompute: Annotated[str, typer.Option(help="Time of recomputation before each backward.")] = "0",
@@ -54,16 +54,16 @@ def schedule(
     if slowdown:
         factors = _numbers(slowdown, "--slowdown")
         costs["slowdown"] = factors if isinstance(factors, list) else [factors]
-    given = {"backward": backward, "weight": weight}
+    costs |= {"backward": _numbers(backward, "--backward"), "weight": _numbers(weight, "--weight")}
     if trade_off:
-        return _trade_off(stages, microbatches, _split_costs(given, costs, True), json_)
-    first, source = _sized(name, stages, microbatches, virtual, given, costs, memory)
+        return _trade_off(stages, microbatches, costs, json_)
+    first, source = _sized(name, stages, microbatches, virtual, costs, memory)
     if not versus:
         shown, note = [first.replay()], source
     else:
-        second, other = _sized(versus, stages, microbatches, virtual, given, costs, memory)
+        second, other = _sized(versus, stages, microbatches, virtual, costs, memory)
         a, b, note = (first.replay(), second.replay(), "") if as_is else at_equal_memory(first, second)
-        shown, note = [a, b], " ".join(x for x in (source, other, note) if x)
+        shown, note = [a, b], " ".join(dict.fromkeys(x for x in (source, other, note) if x))
     _write(output, shown, note)
     if json_:
         print_json(_document(shown, note))
@@ -83,16 +83,7 @@ def _numbers(text: str, where: str) -> float | list[float]:
     return found if len(found) > 1 else found[0]
 
 
-def _split_costs(given: dict[str, str | None], costs: dict[str, Any], splits: bool) -> dict[str, Any]:
-    """The costs with the backward's: 2 and 0 where it is whole, 1 and 1 where weight gradients are apart, unless given."""
-    said = {k: _numbers(v, f"--{k}") for k, v in given.items() if v is not None}
-    default = {"backward": 1.0, "weight": 1.0} if splits and not said else {"backward": 2.0, "weight": 0.0}
-    return costs | default | said
-
-
-def _sized(
-    name: str, stages: int, microbatches: int, virtual: int | None, given: dict[str, str | None], costs: dict[str, Any], memory: float | None
-) -> tuple[Sized, str]:
+def _sized(name: str, stages: int, microbatches: int, virtual: int | None, costs: dict[str, Any], memory: float | None) -> tuple[Sized, str]:
     """What a name on the command line stands for, and a sentence where it needs one."""
     from ..errors import SpecError
     from ..schedules import SCHEDULES
@@ -104,12 +95,10 @@ def _sized(
 
         table = read_csv(read_text(name, 64_000_000), "stdin" if name == "-" else name)
         place = table.placement
-        whole = _split_costs(given, costs, bool((table.kind == 2).any()))
-        return Sized(table, place.ranks, place.microbatches, place.chunks, whole), ""
+        return Sized(table, place.ranks, place.microbatches, place.chunks, costs), ""
     plain = name.lower().replace("_", "-")
     if plain in ("automatic", "auto", "optimal"):
-        whole = _split_costs(given, costs, True)
-        used = {k: whole[k] for k in ("forward", "backward", "weight", "p2p")}
+        used = {k: costs[k] for k in ("forward", "backward", "weight", "p2p")}
         ignored = [k for k in ("recompute", "gather", "reduce", "slowdown", "blocking") if _matters(costs.get(k))]
         if ignored:
             raise SpecError(f"{plain} schedules are made for forward, backward, weight and p2p alone", f"--{ignored[0]}", "a named schedule")
@@ -126,7 +115,9 @@ def _sized(
         return Sized(t.table, stages, microbatches, t.virtual_stages, used), f"The best schedule for these costs is {choice.name}."
     entry = SCHEDULES.get_or_raise(name, "schedule")
     chosen = virtual if entry.chunks == "many" or virtual is None else entry.default_chunks if virtual == 1 else virtual
-    return Sized(entry.name, stages, microbatches, chosen, _split_costs(given, costs, entry.splits_backward)), ""
+    idle = entry.splits_backward and not _matters(costs["weight"])
+    note = f"Weight gradients cost nothing here: --backward 1 --weight 1 shows what {entry.name} gains by splitting them off." if idle else ""
+    return Sized(entry.name, stages, microbatches, chosen, costs), note
 
 
 def _matters(value: Any) -> bool:
@@ -174,7 +165,7 @@ def _show(shown: list[Timeline], note: str) -> None:
     longest = max(t.makespan for t in shown)
     for t in shown:
         screen.print(title_of(t), style="bold")
-        screen.print(to_text(t, max(round((screen.width - 10) * t.makespan / longest) + 10, 24)))
+        screen.print(to_text(t, screen.width, longest if len(shown) > 1 else 0.0))
         screen.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=len(shown) > 1)
     table.add_column("")

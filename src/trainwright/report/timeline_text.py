@@ -14,15 +14,20 @@ STYLE = {"F": "black on bright_blue", "B": "black on yellow", "I": "black on bri
 MAX_RANKS = 64
 
 
-def to_text(t: Timeline, width: int = 100) -> Text:
-    """A rich `Text` of at most `width` columns: colored where the terminal can, told apart by letter and shading where it cannot."""
+def to_text(t: Timeline, width: int = 100, longest: float = 0.0) -> Text:
+    """A rich `Text` of at most `width` columns: colored where the terminal can, told apart by letter and shading where it cannot.
+
+    `longest` is the time that the whole width stands for (0: the makespan), so that several schedules share a scale.
+    """
     ranks = list(range(t.stages)) if t.stages <= MAX_RANKS else [round(k * (t.stages - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)]
     label = len(f"rank {ranks[-1]}") + 1
     columns = max(int(width) - label - 1, 8)
+    if longest:
+        columns = max(round(columns * t.makespan / longest), 1)
     per_column = t.makespan / columns
     shortest = float(t.busy[t.busy > 0].min())
     out = Text(no_wrap=True)
-    scaled = _whole(t, columns) if shortest / per_column < 4 else None
+    scaled = _whole(t, columns) if shortest / per_column < 4 and not longest else None
     if scaled:  # whole columns for every action: nothing is rounded differently on two ranks
         columns, per_column = scaled, t.makespan / scaled
     shares = busy_shares(t, columns) if shortest < per_column * 0.999 else None

@@ -146,8 +146,8 @@ def candidates(
     microbatches: int,
     cap: float = float("inf"),
     forward: Share = 1.0,
-    backward: Share = 1.0,
-    weight: Share = 1.0,
+    backward: Share = 2.0,
+    weight: Share = 0.0,
     p2p: float = 0.0,
     objective: str = "makespan",
     weight_copies: int = 1,
@@ -162,6 +162,22 @@ def candidates(
     if not cap >= 1:
         raise SpecError(f"a cap of {cap!r} holds not even one microbatch", "cap", "1")
     shares = {"forward": forward, "backward": backward, "weight": weight, "p2p": p2p}
+    chunks = tuple(virtual_stages)
+    found = _registered(stages, microbatches, shares, objective, weight_copies, chunks) + _made(stages, microbatches, cap, shares, objective)
+    return _kept(found, cap)
+
+
+def _kept(found: Iterable[Choice], cap: float) -> list[Choice]:
+    """Those that keep the cap, best first; of equals the one with less memory, then a named one."""
+    kept = [c for c in found if c.peak <= cap + 1e-9]
+    return sorted(kept, key=lambda c: (round(c.objective, 9), c.peak, c.name.startswith("automatic")))
+
+
+Shares = dict[str, object]
+
+
+def _registered(stages: int, microbatches: int, shares: Shares, objective: str, weight_copies: int, virtual_stages: Sequence[int]) -> list[Choice]:
+    """Every schedule of the registry that runs at this size."""
     found: list[Choice] = []
     for name, entry in SCHEDULES.items():
         if entry.weight_copies > weight_copies:
@@ -171,14 +187,19 @@ def candidates(
                 found.append(_choice(name, schedule(name, stages, microbatches, v, **shares), objective))  # type: ignore[arg-type]
             except SpecError:
                 continue
+    return found
+
+
+def _made(stages: int, microbatches: int, cap: float, shares: Shares, objective: str) -> list[Choice]:
+    """List schedules for one chunk a rank and for two in a V."""
+    found: list[Choice] = []
     limit = min(cap, float(2 * stages))
     for kind, v in (("loop", 1), ("v", 2)):
         place = Placement(kind, stages, v, microbatches)  # type: ignore[arg-type]
         costs = schedule("gpipe" if v == 1 else "zb-v", stages, microbatches, v, **shares).costs  # type: ignore[arg-type]
         for prefer in map(Preference._make, product((False, True), (False, True) if v > 1 else (True,), (0.0, 0.5, 1.0))):
             found.append(_choice(f"automatic ({'V' if v > 1 else 'one chunk'})", replay(make(place, costs, limit, prefer), costs), objective))
-    kept = [c for c in found if c.peak <= cap + 1e-9]
-    return sorted(kept, key=lambda c: (round(c.objective, 9), c.peak, c.name.startswith("automatic")))
+    return found
 
 
 def _choice(name: str, timeline: Timeline, objective: str) -> Choice:
@@ -197,9 +218,12 @@ def automatic(stages: int, microbatches: int, cap: float = float("inf"), **costs
 def trade_off(stages: int, microbatches: int, caps: Iterable[float] = (), **costs: object) -> list[tuple[float, Choice]]:
     """(cap, best schedule) for rising caps, only where more memory buys time. Default caps: from one microbatch to 2p in half steps."""
     grid = sorted(caps) or [1 + k / 2 for k in range(4 * stages - 1)]
+    objective, copies = str(costs.pop("objective", "makespan")), int(costs.pop("weight_copies", 1))  # type: ignore[call-overload]
+    shares: Shares = {"forward": 1.0, "backward": 2.0, "weight": 0.0, "p2p": 0.0} | costs
+    named = _registered(stages, microbatches, shares, objective, copies, (2,))
     front: list[tuple[float, Choice]] = []
     for cap in grid:
-        found = candidates(stages, microbatches, cap, **costs)  # type: ignore[arg-type]
+        found = _kept(named + _made(stages, microbatches, cap, shares, objective), cap)
         if found and (not front or found[0].objective < front[-1][1].objective - 1e-9):
             front.append((cap, found[0]))
     return front
