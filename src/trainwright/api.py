@@ -181,14 +181,14 @@ def schedule(
     name: str,
     stages: int,
     microbatches: int,
-    virtual_stages: int = 1,
+    virtual_stages: int | None = None,
     forward: float = 1,
     backward: float = 2,
     weight: float = 0,
     p2p: float = 0,
     **more: Any,
 ) -> Result:
-    """A pipeline schedule replayed (contract section 2). Costs are one rank's whole share of one microbatch; `backward` is the input gradient."""
+    """A pipeline schedule replayed (contract section 2); `virtual_stages` None is the schedule's own least. Costs are one rank's whole share of one microbatch; `backward` is the input gradient."""
     from .schedules.replay import schedule as replay
 
     return replay(name, stages, microbatches, virtual_stages, forward=forward, backward=backward, weight=weight, p2p=p2p, **more)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from trainwright.schedules.actions import Action, ActionTable
 
 
-def simulate(
-    table: ActionTable, seconds, latency: float = 0.0, overlap: float = 1.0
-) -> dict[tuple[str, int, int], tuple[float, float]]:
+def simulate(table: ActionTable, seconds, latency: float = 0.0, overlap: float = 1.0) -> dict[tuple[str, int, int], tuple[float, float]]:
     """Start and end of every piece of work by (kind, stage, microbatch); `seconds(kind, stage, microbatch)` is its
     cost. Raises RuntimeError on a deadlock.
     """
@@ -43,9 +41,7 @@ def simulate(
                 clock[rank] = start + length
                 for a in pieces:
                     times[a.kind, a.stage, a.microbatch] = (start, clock[rank])
-                    arrived["F" if a.kind == "F" else "W" if a.kind == "W" else "b", a.stage, a.microbatch] = clock[
-                        rank
-                    ]
+                    arrived["F" if a.kind == "F" else "W" if a.kind == "W" else "b", a.stage, a.microbatch] = clock[rank]
                 todo.pop(0)
                 moved = True
     if any(lists):

@@ -82,9 +82,7 @@ def test_idle_time_is_explained_and_the_critical_path_fills_the_step(name):
         assert got.row_start[path[0]] == 0
         assert got.row_end[path[-1]] == got.makespan
         hops = got.row_start[path[1:]] - got.row_end[path[:-1]]
-        assert set(np.round(hops, 9)) <= {0.0, 0.5}, (
-            "each action on the path starts when the one before ends, or a message later"
-        )
+        assert set(np.round(hops, 9)) <= {0.0, 0.5}, "each action on the path starts when the one before ends, or a message later"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,10 +100,7 @@ def test_torch_csv_round_trip(name):
     for table in tables(name):
         back = read_csv(write_csv(table))
         assert back.lists == table.lists
-        assert (
-            schedule(back, forward=1, backward=2, weight=1).makespan
-            == schedule(table, forward=1, backward=2, weight=1).makespan
-        )
+        assert schedule(back, forward=1, backward=2, weight=1).makespan == schedule(table, forward=1, backward=2, weight=1).makespan
 
 
 @pytest.mark.parametrize("name", NAMES)

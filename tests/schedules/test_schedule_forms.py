@@ -104,8 +104,7 @@ def test_latency_tax(p, m):
     2(p-1).
     """
     tax = {
-        n: (schedule(n, p, m, p2p=0.125).makespan - schedule(n, p, m).makespan) / 0.125
-        for n in ("1f1b", "zb-h1", "gpipe", "eager-1f1b")
+        n: (schedule(n, p, m, p2p=0.125).makespan - schedule(n, p, m).makespan) / 0.125 for n in ("1f1b", "zb-h1", "gpipe", "eager-1f1b")
     }
     assert tax["gpipe"] == tax["eager-1f1b"] == 2 * (p - 1)
     assert tax["1f1b"] == 2 * (p - 1) * m / p + 2 * (p - 2)

@@ -16,14 +16,22 @@ Share = "a number, or one a rank: 1,1,1,1.5"
 
 def schedule(
     name: Annotated[
-        str, typer.Argument(help="A schedule's name, a PyTorch schedule file (x.csv, - for stdin), automatic, optimal; none lists them.", show_default=False)
+        str,
+        typer.Argument(
+            help="A schedule's name, a PyTorch schedule file (x.csv, - for stdin), automatic, optimal; none lists them.", show_default=False
+        ),
     ] = "",
     stages: Annotated[int, typer.Option("--stages", "--pp", help="Pipeline ranks.")] = 4,
     microbatches: Annotated[int, typer.Option("--microbatches", help="Microbatches of a step.")] = 8,
-    virtual: Annotated[int | None, typer.Option("--virtual", "--virtual-stages", help="Chunks on each rank (left out: the schedule's least).", show_default=False)] = None,
+    virtual: Annotated[
+        int | None,
+        typer.Option("--virtual", "--virtual-stages", help="Chunks on each rank (left out: the schedule's least).", show_default=False),
+    ] = None,
     forward: Annotated[str, typer.Option(help=f"Time of a rank's forward of one microbatch: {Share}.")] = "1",
     backward: Annotated[str, typer.Option(help="Time of its input gradient.")] = "2",
-    weight: Annotated[str, typer.Option(help="Time of its weight gradient, which a schedule that does not split runs with the input gradient.")] = "0",
+    weight: Annotated[
+        str, typer.Option(help="Time of its weight gradient, which a schedule that does not split runs with the input gradient.")
+    ] = "0",
     p2p: Annotated[float, typer.Option(help="One-way latency of a message.")] = 0.0,
     blocking: Annotated[bool, typer.Option("--blocking", help="Sending keeps the sender busy.")] = False,
     recompute: Annotated[str, typer.Option(help="Time of recomputation before each backward.")] = "0",
@@ -31,19 +39,28 @@ def schedule(
     gather: Annotated[str, typer.Option(help="Time to gather a rank's parameters (FSDP).")] = "0",
     reduce: Annotated[str, typer.Option(help="Time to reduce a rank's gradients (data parallel).")] = "0",
     regather: Annotated[bool, typer.Option("--regather", help="Parameters are given back and gathered for each use.")] = False,
-    slowdown: Annotated[str, typer.Option(help="Factor on each rank's compute, such as 1,1,1.2,1 for a straggler.", show_default=False)] = "",
-    memory: Annotated[float | None, typer.Option(help="Cap for automatic and optimal, in microbatches' activations of a rank.", show_default=False)] = None,
+    slowdown: Annotated[
+        str, typer.Option(help="Factor on each rank's compute, such as 1,1,1.2,1 for a straggler.", show_default=False)
+    ] = "",
+    memory: Annotated[
+        float | None, typer.Option(help="Cap for automatic and optimal, in microbatches' activations of a rank.", show_default=False)
+    ] = None,
     versus: Annotated[str, typer.Option(help="A second schedule, shown beside the first at equal memory.", show_default=False)] = "",
     as_is: Annotated[bool, typer.Option("--as-is", help="With --versus: both at their own memory.")] = False,
     trade_off: Annotated[bool, typer.Option("--trade-off", help="The best schedule for each memory cap.")] = False,
-    output: Annotated[str, typer.Option("-o", "--output", help="Where to draw: x.html, x.svg, x.json, x.trace.json (Perfetto), x.csv (PyTorch).", show_default=False)] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", help="Where to draw: x.html, x.svg, x.json, x.trace.json (Perfetto), x.csv (PyTorch).", show_default=False
+        ),
+    ] = "",
     json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Replay a pipeline schedule: makespan, the three bubbles, memory by rank, why ranks stand idle.
 
     Example: trainwright schedule interleaved-1f1b --stages 4 --microbatches 8 --virtual 2 --versus zb-v -o timeline.html
     """
-    from ..schedules.compare import Sized, at_equal_memory
+    from ..schedules.compare import at_equal_memory
     from .output import print_json
 
     if not name and not trade_off:
@@ -61,7 +78,7 @@ def schedule(
     if not versus:
         shown, note = [first.replay()], source
     else:
-        second, other = _sized(versus, stages, microbatches, virtual, costs, memory)
+        second, other = _sized(versus, stages, microbatches, virtual, costs, memory, second=True)
         a, b, note = (first.replay(), second.replay(), "") if as_is else at_equal_memory(first, second)
         shown, note = [a, b], " ".join(dict.fromkeys(x for x in (source, other, note) if x))
     _write(output, shown, note)
@@ -83,8 +100,10 @@ def _numbers(text: str, where: str) -> float | list[float]:
     return found if len(found) > 1 else found[0]
 
 
-def _sized(name: str, stages: int, microbatches: int, virtual: int | None, costs: dict[str, Any], memory: float | None) -> tuple[Sized, str]:
-    """What a name on the command line stands for, and a sentence where it needs one."""
+def _sized(
+    name: str, stages: int, microbatches: int, virtual: int | None, costs: dict[str, Any], memory: float | None, second: bool = False
+) -> tuple[Sized, str]:
+    """What a name on the command line stands for, and a sentence where it needs one. The second of two takes `virtual` only where its chunks are free."""
     from ..errors import SpecError
     from ..schedules import SCHEDULES
     from ..schedules.compare import Sized
@@ -101,22 +120,28 @@ def _sized(name: str, stages: int, microbatches: int, virtual: int | None, costs
         used = {k: costs[k] for k in ("forward", "backward", "weight", "p2p")}
         ignored = [k for k in ("recompute", "gather", "reduce", "slowdown", "blocking") if _matters(costs.get(k))]
         if ignored:
-            raise SpecError(f"{plain} schedules are made for forward, backward, weight and p2p alone", f"--{ignored[0]}", "a named schedule")
+            raise SpecError(
+                f"{plain} schedules are made for forward, backward, weight and p2p alone", f"--{ignored[0]}", "a named schedule"
+            )
         if plain == "optimal":
             from ..schedules.optimal import optimal
 
             best = optimal(stages, microbatches, virtual or 1, **used, cap=memory)
             note = f"Proven optimal in {best.seconds:.2g} s." if best.proven else f"Not proven: no order is shorter than {best.bound:.6g}."
-            return Sized(best.timeline.table, stages, microbatches, virtual or 1, used), f"{note} The search began with {best.start} at {best.start_objective:.6g}."
+            return Sized(
+                best.timeline.table, stages, microbatches, virtual or 1, used
+            ), f"{note} The search began with {best.start} at {best.start_objective:.6g}."
         from ..schedules.automatic import automatic
 
         choice = automatic(stages, microbatches, float("inf") if memory is None else memory, **used)
         t = choice.timeline
         return Sized(t.table, stages, microbatches, t.virtual_stages, used), f"The best schedule for these costs is {choice.name}."
     entry = SCHEDULES.get_or_raise(name, "schedule")
-    chosen = virtual if entry.chunks == "many" or virtual is None else entry.default_chunks if virtual == 1 else virtual
+    chosen = entry.default_chunks if entry.chunks != "many" and (second or virtual == 1) else virtual
     idle = entry.splits_backward and not _matters(costs["weight"])
-    note = f"Weight gradients cost nothing here: --backward 1 --weight 1 shows what {entry.name} gains by splitting them off." if idle else ""
+    note = (
+        f"Weight gradients cost nothing here: --backward 1 --weight 1 shows what {entry.name} gains by splitting them off." if idle else ""
+    )
     return Sized(entry.name, stages, microbatches, chosen, costs), note
 
 
@@ -129,7 +154,10 @@ def _list(json_: bool) -> None:
     from .output import print_rows
 
     chunks = {"one": "1", "two": "2", "many": "2 or more"}
-    rows = [{"schedule": n, "chunks a rank": chunks[e.chunks], "weight copies": e.weight_copies, "what": e.doc, "source": e.source} for n, e in sorted(SCHEDULES.items())]
+    rows = [
+        {"schedule": n, "chunks a rank": chunks[e.chunks], "weight copies": e.weight_copies, "what": e.doc, "source": e.source}
+        for n, e in sorted(SCHEDULES.items())
+    ]
     print_rows(rows if json_ else [{k: v for k, v in r.items() if k != "source"} for r in rows], "json" if json_ else "table")
 
 
@@ -139,10 +167,18 @@ def _trade_off(stages: int, microbatches: int, costs: dict[str, Any], json_: boo
 
     front = trade_off(stages, microbatches, **{k: costs[k] for k in ("forward", "backward", "weight", "p2p")})
     rows = [
-        {"memory cap": cap, "schedule": c.name, "makespan": c.timeline.makespan, "bubble idle/total": round(c.timeline.bubble_total, 6), "peak": c.peak}
+        {
+            "memory cap": cap,
+            "schedule": c.name,
+            "makespan": c.timeline.makespan,
+            "bubble idle/total": round(c.timeline.bubble_total, 6),
+            "peak": c.peak,
+        }
         for cap, c in front
     ]
-    print_rows(rows, "json" if json_ else "table", "" if json_ else "The shortest step for each memory cap, in microbatches' activations of a rank")
+    print_rows(
+        rows, "json" if json_ else "table", "" if json_ else "The shortest step for each memory cap, in microbatches' activations of a rank"
+    )
 
 
 def _document(shown: list[Timeline], note: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Readable without color: F is plain, B and I are hatched, W is dotted. Too many a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -47,7 +47,8 @@ def layout_of(timelines: Sequence[Timeline], width: float | None = None) -> Layo
     """One scale for all; wide enough that an ordinary action holds its number, if that is not absurdly wide."""
     longest = max(t.makespan for t in timelines)
     ordinary = float(np.median(np.concatenate([t.busy[t.busy > 0] for t in timelines])))
-    plot = (width or min(max(longest / ordinary * 19, 900), 2600)) - LEFT - RIGHT
+    wanted = max(longest / _small(t) * (5.6 * (len(str(t.microbatches - 1)) + (t.virtual_stages > 1)) + 3) for t in timelines)
+    plot = (width or min(max(wanted + LEFT + RIGHT, 900), 2600)) - LEFT - RIGHT
     scale = plot / longest
     blocks = sum(len(t.nodes) for t in timelines)
     ranks = max(t.stages for t in timelines)
@@ -56,6 +57,11 @@ def layout_of(timelines: Sequence[Timeline], width: float | None = None) -> Layo
     if blocks > MAX_BLOCKS or ordinary * scale < MIN_BLOCK:
         detail = "share"
     return Layout(plot + LEFT + RIGHT, scale, row, detail)
+
+
+def _small(t: Timeline) -> float:
+    """The time of a short action: one in five is shorter."""
+    return float(np.quantile(t.busy[t.busy > 0], 0.2))
 
 
 def to_svg(timelines: Timeline | Sequence[Timeline], titles: Sequence[str] = (), width: float | None = None) -> str:
@@ -117,14 +123,18 @@ def shade(color: str, factor: float) -> str:
 
 def _panel(parts: list[str], t: Timeline, layout: Layout, y: float, title: str, prefix: str) -> float:
     """One schedule: heading, lanes, axis, memory. Returns the y below it."""
-    parts.append(f'<text class="t" x="{LEFT}" y="{y + 12:.0f}">{escape(title)}</text><text class="s" x="{LEFT}" y="{y + 29:.0f}">{escape(summary_of(t))}</text>')
+    parts.append(
+        f'<text class="t" x="{LEFT}" y="{y + 12:.0f}">{escape(title)}</text><text class="s" x="{LEFT}" y="{y + 29:.0f}">{escape(summary_of(t))}</text>'
+    )
     y += 40
     end = float(layout.x(t.makespan))
     size = min(11.0, layout.row - 2.5)
     for rank in range(t.stages):
         top = y + rank * layout.row
         parts.append(f'<rect x="{LEFT}" y="{top + 1:.1f}" width="{end - LEFT:.1f}" height="{layout.row - 2:.1f}" fill="#f4f4f4"/>')
-        parts.append(f'<text class="l" style="font-size:{size}px" x="{LEFT - 6}" y="{top + layout.row / 2 + size * 0.36:.1f}">rank {rank}</text>')
+        parts.append(
+            f'<text class="l" style="font-size:{size}px" x="{LEFT - 6}" y="{top + layout.row / 2 + size * 0.36:.1f}">rank {rank}</text>'
+        )
     {"numbered": _numbered, "block": _plain, "share": _shares}[layout.detail](parts, t, layout, y, prefix)
     _collectives(parts, t, layout, y)
     y = _axis(parts, t, layout, y + t.stages * layout.row)
@@ -136,7 +146,9 @@ def _numbered(parts: list[str], t: Timeline, layout: Layout, y: float, prefix: s
     table, row, critical = t.table, layout.row, set(t.critical_path)
     for gap in t.gaps:
         x0, x1 = float(layout.x(gap.start)), float(layout.x(gap.end))
-        why = f"rank {gap.rank} idle {gap.end - gap.start:.6g} ({gap.phase})" + (f", waits for {t.label(gap.waits_for)}" if gap.waits_for >= 0 else "")
+        why = f"rank {gap.rank} idle {gap.end - gap.start:.6g} ({gap.phase})" + (
+            f", waits for {t.label(gap.waits_for)}" if gap.waits_for >= 0 else ""
+        )
         place = f'x="{x0:.2f}" y="{y + gap.rank * row + 1:.1f}" width="{x1 - x0:.2f}" height="{row - 2:.1f}"'
         parts.append(f'<g class="g"><rect {place} fill="#f4f4f4"/><title>{escape(why)}</title></g>')
     late: list[str] = []
@@ -153,17 +165,24 @@ def _numbered(parts: list[str], t: Timeline, layout: Layout, y: float, prefix: s
         letter, chunk = KINDS[kind[i]], min(stage[i] // t.stages, 7)
         on_path = i in critical or (i in second and i - 1 in critical)
         text = _number(t, microbatch[i], stage[i], x1 - x0, height)
-        label = f'<text class="n" style="font-size:{text[1]:.3g}px" x="{(x0 + x1) / 2:.2f}" y="{top + height / 2 + text[1] * 0.36:.2f}">{text[0]}</text>' if text else ""
-        tip = f"{WORDS[letter]} of microbatch {microbatch[i]} on stage {stage[i]} (rank {rank[i]}): {start:.6g} to {end:.6g}" + (", on the critical path" if on_path else "")
+        label = (
+            f'<text class="n" style="font-size:{text[1]:.3g}px" x="{(x0 + x1) / 2:.2f}" y="{top + height / 2 + text[1] * 0.36:.2f}">{text[0]}</text>'
+            if text
+            else ""
+        )
+        tip = f"{WORDS[letter]} of microbatch {microbatch[i]} on stage {stage[i]} (rank {rank[i]}): {start:.6g} to {end:.6g}" + (
+            ", on the critical path" if on_path else ""
+        )
         block = (
-            f'<g class="g" id="{prefix}r{i}"{needs(i, prefix)}><rect class="b{" c" if on_path else ""}" x="{x0:.2f}" y="{top:.1f}" width="{max(x1 - x0, 0.3):.2f}" '
+            f'<g class="g" id="{prefix}r{i}"{needs(i, prefix)}><rect class="b{" c" if on_path else ""}" x="{x0:.2f}" y="{top:.1f}" '
+            f'width="{max(x1 - x0, 0.3):.2f}" '
             f'height="{height:.1f}" fill="url(#{letter}{chunk})"/>{label}<title>{tip}</title></g>'
         )
         (late if on_path else parts).append(block)
     parts += late
 
 
-def _producers(t: Timeline):  # type: ignore[no-untyped-def]
+def _producers(t: Timeline) -> Callable[[int, str], str]:
     """A function row, prefix -> the attribute that names the blocks it waited for."""
     n, node_rows = len(t.nodes), t.nodes.row.tolist()
     needs, row_node = t.nodes.needs.tolist(), t.nodes.row_node.tolist()
@@ -208,7 +227,9 @@ def _rank_hover(parts: list[str], t: Timeline, layout: Layout, y: float, rank: i
     idle = t.makespan - float(t.busy_per_rank[rank])
     width = float(layout.x(t.makespan)) - LEFT
     place = f'x="{LEFT}" y="{y + rank * layout.row + 1:.1f}" width="{width:.1f}" height="{layout.row - 2:.1f}"'
-    parts.append(f'<g class="g"><rect {place} fill="none" pointer-events="all"/><title>rank {rank}: idle {idle:.6g} of {t.makespan:.6g}</title></g>')
+    parts.append(
+        f'<g class="g"><rect {place} fill="none" pointer-events="all"/><title>rank {rank}: idle {idle:.6g} of {t.makespan:.6g}</title></g>'
+    )
 
 
 def _shares(parts: list[str], t: Timeline, layout: Layout, y: float, prefix: str) -> None:
@@ -267,7 +288,9 @@ def _collectives(parts: list[str], t: Timeline, layout: Layout, y: float) -> Non
     for c in t.collectives:
         x0, x1 = float(layout.x(c.start)), float(layout.x(c.end))
         place = f'x="{x0:.2f}" y="{y + (c.rank + 1) * layout.row - 4:.1f}" width="{max(x1 - x0, 0.5):.2f}" height="3.5"'
-        parts.append(f'<g class="g"><rect class="b" {place} fill="url(#G0)"/><title>{c.kind} of stage {c.stage}: {c.start:.6g} to {c.end:.6g}</title></g>')
+        parts.append(
+            f'<g class="g"><rect class="b" {place} fill="url(#G0)"/><title>{c.kind} of stage {c.stage}: {c.start:.6g} to {c.end:.6g}</title></g>'
+        )
 
 
 def ticks(length: float, about: int = 10) -> list[float]:
@@ -281,17 +304,25 @@ def ticks(length: float, about: int = 10) -> list[float]:
 def _axis(parts: list[str], t: Timeline, layout: Layout, y: float) -> float:
     for value in ticks(t.makespan):
         x = float(layout.x(value))
-        parts.append(f'<path d="M{x:.1f},{y:.1f}v4" stroke="#333"/><text class="k" text-anchor="middle" x="{x:.1f}" y="{y + 15:.1f}">{value:g}</text>')
-    parts.append(f'<path d="M{LEFT},{y:.1f}H{float(layout.x(t.makespan)):.1f}" stroke="#333"/><text class="l" x="{LEFT - 6}" y="{y + 15:.1f}">time</text>')
+        parts.append(
+            f'<path d="M{x:.1f},{y:.1f}v4" stroke="#333"/><text class="k" text-anchor="middle" x="{x:.1f}" y="{y + 15:.1f}">{value:g}</text>'
+        )
+    parts.append(
+        f'<path d="M{LEFT},{y:.1f}H{float(layout.x(t.makespan)):.1f}" stroke="#333"/><text class="l" x="{LEFT - 6}" y="{y + 15:.1f}">time</text>'
+    )
     return y + 20
 
 
 def _memory(parts: list[str], t: Timeline, layout: Layout, y: float) -> float:
     """Activations held over time, for every rank or for some across the pipeline, on one vertical scale."""
-    ranks = sorted({*range(t.stages)} if t.stages <= 8 else {round(k * (t.stages - 1) / 5) for k in range(6)} | {int(np.argmax(t.peak_per_rank))})
+    ranks = sorted(
+        {*range(t.stages)} if t.stages <= 8 else {round(k * (t.stages - 1) / 5) for k in range(6)} | {int(np.argmax(t.peak_per_rank))}
+    )
     top, height = max(t.peak_per_rank), 30.0
     some = "" if len(ranks) == t.stages else f" (of {len(ranks)} of {t.stages} ranks)"
-    parts.append(f'<text class="k" x="{LEFT}" y="{y + 9:.1f}">activations held, in microbatches of one rank{some}; the line is {top:.4g}</text>')
+    parts.append(
+        f'<text class="k" x="{LEFT}" y="{y + 9:.1f}">activations held, in microbatches of one rank{some}; the line is {top:.4g}</text>'
+    )
     y += 14
     for rank in ranks:
         times, held = t.memory_curve(rank)
@@ -305,8 +336,14 @@ def _memory(parts: list[str], t: Timeline, layout: Layout, y: float) -> float:
         steps = "".join(f"H{x:.1f}V{h:.1f}" for x, h in zip(xs[:-1], heights))
         peak = t.peak_per_rank[rank]
         parts.append(f'<path d="M{LEFT},{floor - height + 4:.1f}H{xs[-1]:.1f}" stroke="#999" stroke-dasharray="2 3"/>')
-        parts.append(f'<g class="g"><path d="M{LEFT},{floor:.1f}{steps}H{xs[-1]:.1f}V{floor:.1f}Z" fill="#e3e3e3" stroke="#222" stroke-width="1"/><title>rank {rank}: peak {peak:.6g}</title></g>')
-        parts.append(f'<text class="l" x="{LEFT - 6}" y="{floor - height / 2 - 1:.1f}">rank {rank}</text><text class="l" x="{LEFT - 6}" y="{floor - height / 2 + 11:.1f}">peak {peak:.4g}</text>')
+        parts.append(
+            f'<g class="g"><path d="M{LEFT},{floor:.1f}{steps}H{xs[-1]:.1f}V{floor:.1f}Z" fill="#e3e3e3" stroke="#222"/>'
+            f"<title>rank {rank}: peak {peak:.6g}</title></g>"
+        )
+        parts.append(
+            f'<text class="l" x="{LEFT - 6}" y="{floor - height / 2 - 1:.1f}">rank {rank}</text>'
+            f'<text class="l" x="{LEFT - 6}" y="{floor - height / 2 + 11:.1f}">peak {peak:.4g}</text>'
+        )
         y += height + 6
     return y
 
@@ -325,10 +362,14 @@ def _legend(parts: list[str], shown: Sequence[Timeline], layout: Layout, y: floa
     for kind in kinds:
         text = f"{kind}: {WORDS[kind]}" if kind != "G" else WORDS[kind]
         fill = f"url(#{kind}0)" if layout.detail == "numbered" or kind == "G" else SOLID[kind]
-        parts.append(f'<rect class="b" x="{x:.0f}" y="{y:.0f}" width="22" height="13" fill="{fill}"/><text class="k" x="{x + 27:.0f}" y="{y + 10.5:.0f}">{text}</text>')
+        parts.append(
+            f'<rect class="b" x="{x:.0f}" y="{y:.0f}" width="22" height="13" fill="{fill}"/><text class="k" x="{x + 27:.0f}" y="{y + 10.5:.0f}">{text}</text>'
+        )
         x += 44 + 6.2 * len(text)
     numbered = layout.detail == "numbered"
-    extra = {"numbered": ["numbers are microbatches"], "block": [], "share": ["stacked: the share of each moment that a kind fills"]}[layout.detail]
+    extra = {"numbered": ["numbers are microbatches"], "block": [], "share": ["stacked: the share of each moment that a kind fills"]}[
+        layout.detail
+    ]
     if numbered and any(t.virtual_stages > 1 for t in shown):
         extra.append("letters chunks (darker: later)")
     if any((t.nodes.second >= 0).any() for t in shown) and layout.detail != "share":
@@ -337,6 +378,9 @@ def _legend(parts: list[str], shown: Sequence[Timeline], layout: Layout, y: floa
     parts.append(f'<text class="k" x="{x:.0f}" y="{y + 10.5:.0f}">{"; ".join(extra)}</text>')
     y += 20
     if numbered:
-        parts.append(f'<rect class="c" x="{LEFT + 1}" y="{y + 1:.0f}" width="20" height="11" fill="#fff"/><text class="k" x="{LEFT + 27}" y="{y + 10.5:.0f}">on the critical path</text>')
+        parts.append(
+            f'<rect class="c" x="{LEFT + 1}" y="{y + 1:.0f}" width="20" height="11" fill="#fff"/>'
+            f'<text class="k" x="{LEFT + 27}" y="{y + 10.5:.0f}">on the critical path</text>'
+        )
         y += 20
     return y + 4

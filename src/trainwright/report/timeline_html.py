@@ -45,7 +45,11 @@ def figures(t: Timeline) -> list[tuple[str, str, str]]:
         ("bubble, span", f"{t.bubble_span:.2%}", "worst rank, between its own first and last action"),
         ("idle time by cause", causes or "none", f"sums to {t.idle:.6g}"),
         ("lower bound", f"{bound.makespan:.6g}", f"{bound.reason}; this order is {t.makespan / bound.makespan - 1:.1%} above"),
-        ("peak activations", f"{high:.4g}" if low == high else f"{low:.4g} to {high:.4g}", "microbatches of one rank, held from F to the end of W"),
+        (
+            "peak activations",
+            f"{high:.4g}" if low == high else f"{low:.4g} to {high:.4g}",
+            "microbatches of one rank, held from F to the end of W",
+        ),
         ("weight copies", f"{t.weight_copies}", "of each rank's share of the model"),
         ("messages", f"{t.messages:,}", "activations and gradients between ranks, a step"),
     ]

@@ -81,6 +81,8 @@ class Placement:
         return np.asarray(microbatch) * self.streams // self.microbatches
 
     def rank_of(self, stage: np.ndarray | int, microbatch: np.ndarray | int) -> np.ndarray:
+        if self.streams == 1:
+            return self.rank_of_stage[0, np.asarray(stage)]
         return self.rank_of_stage[self.stream_of(microbatch), np.asarray(stage)]
 
     def stages_of(self, rank: int) -> list[int]:
@@ -105,11 +107,7 @@ class ActionTable:
     @classmethod
     def of(cls, name: str, placement: Placement, rows: Sequence[Rows]) -> ActionTable:
         first = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-        flat = (
-            np.concatenate([np.asarray(r, dtype=np.int64).reshape(-1, 4) for r in rows])
-            if rows
-            else np.zeros((0, 4), np.int64)
-        )
+        flat = np.concatenate([np.asarray(r, dtype=np.int64).reshape(-1, 4) for r in rows]) if rows else np.zeros((0, 4), np.int64)
         columns = (np.ascontiguousarray(c) for c in flat.T)
         return cls(name, placement, first, *columns)
 
@@ -197,13 +195,9 @@ class Schedule:
                 raise SpecError(f"{str(value)[:40]!r} is not a whole number of at least 1", name, "1")
         v = virtual_stages
         if self.chunks == "one" and v != 1:
-            raise SpecError(
-                f"{self.name} keeps one chunk a rank, not {v}", "virtual_stages", "1, or the schedule interleaved-1f1b"
-            )
+            raise SpecError(f"{self.name} keeps one chunk a rank, not {v}", "virtual_stages", "1, or the schedule interleaved-1f1b")
         if self.chunks == "two" and v != 2:
-            raise SpecError(
-                f"{self.name} needs exactly two chunks a rank (down the ranks and back), not {v}", "virtual_stages", "2"
-            )
+            raise SpecError(f"{self.name} needs exactly two chunks a rank (down the ranks and back), not {v}", "virtual_stages", "2")
         if self.chunks == "many" and v < 2:
             raise SpecError(f"{self.name} needs two chunks a rank or more, not {v}", "virtual_stages", "2")
         self.rule(stages, microbatches, virtual_stages)

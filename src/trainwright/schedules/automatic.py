@@ -1,13 +1,14 @@
 """A schedule made for given costs under a memory cap, and the trade-off of time against memory.
 
-List scheduling in the manner of the zero-bubble heuristic (Qi et al. 2024, arXiv:2401.10241, section 3.1): whenever a rank is free it takes, of what has arrived, an input gradient, a forward that
-memory allows, or a weight gradient that fills a hole; a few settings of the preferences are tried, beside every schedule of the registry, and the quickest that keeps the cap wins.
+List scheduling in the manner of the zero-bubble heuristic (Qi et al. 2024, arXiv:2401.10241, section 3.1): whenever a rank is free it takes, of what
+has arrived, an input gradient, a forward that memory allows, or a weight gradient that fills a hole; a few settings of the preferences are tried,
+beside every schedule of the registry, and the quickest that keeps the cap wins.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -23,8 +24,9 @@ from .timeline import Timeline
 
 
 class Preference(NamedTuple):
-    """`forward_first`: a ready forward goes before a ready input gradient until `ahead` microbatches are held; `deep`: the later chunk first; `patience`: the share of a weight
-    gradient's time for which a rank rather waits for an arrival it knows of."""
+    """`forward_first`: a ready forward goes before a ready input gradient until `ahead` microbatches are held; `deep`: the later chunk first;
+    `patience`: the share of a weight gradient's time for which a rank rather waits for an arrival it knows of.
+    """
 
     forward_first: bool
     deep: bool
@@ -116,7 +118,9 @@ class _Maker:
 
 
 def make(place: Placement, costs: Costs, cap: float, prefer: Preference) -> ActionTable:
-    """One list schedule of split backwards under a cap in units of one rank's activations of one microbatch. Raises `SpecError` where the cap is below one microbatch."""
+    """One list schedule of split backwards under a cap in units of one rank's activations of one microbatch. Raises `SpecError` where the cap is
+    below one microbatch.
+    """
     chunks = int(cap * place.chunks + 1e-9)
     if chunks < place.chunks:
         raise SpecError(f"a cap of {cap:g} holds not even one microbatch", "cap", "1")
@@ -153,9 +157,11 @@ def candidates(
     weight_copies: int = 1,
     virtual_stages: Iterable[int] = (1, 2),
 ) -> list[Choice]:
-    """Schedules that keep the cap (in units of one rank's activations of one microbatch), best first: the registry's and list schedules made for these costs.
+    """Schedules that keep the cap (in units of one rank's activations of one microbatch), best first: the registry's and list schedules made for
+    these costs.
 
-    `objective` is makespan or span (the longest rank's own, for steps that flow into one another). Costs are whole shares of a rank. Two copies of the weights only where `weight_copies` is 2.
+    `objective` is makespan or span (the longest rank's own, for steps that flow into one another). Costs are whole shares of a rank. Two copies of
+    the weights only where `weight_copies` is 2.
     """
     if objective not in ("makespan", "span"):
         raise SpecError(f"unknown objective {objective!r}", "objective", ["makespan", "span"])
@@ -163,7 +169,9 @@ def candidates(
         raise SpecError(f"a cap of {cap!r} holds not even one microbatch", "cap", "1")
     shares = {"forward": forward, "backward": backward, "weight": weight, "p2p": p2p}
     chunks = tuple(virtual_stages)
-    found = _registered(stages, microbatches, shares, objective, weight_copies, chunks) + _made(stages, microbatches, cap, shares, objective)
+    found = _registered(stages, microbatches, shares, objective, weight_copies, chunks) + _made(
+        stages, microbatches, cap, shares, objective
+    )
     return _kept(found, cap)
 
 
@@ -173,10 +181,12 @@ def _kept(found: Iterable[Choice], cap: float) -> list[Choice]:
     return sorted(kept, key=lambda c: (round(c.objective, 9), c.peak, c.name.startswith("automatic")))
 
 
-Shares = dict[str, object]
+Shares = Mapping[str, object]
 
 
-def _registered(stages: int, microbatches: int, shares: Shares, objective: str, weight_copies: int, virtual_stages: Sequence[int]) -> list[Choice]:
+def _registered(
+    stages: int, microbatches: int, shares: Shares, objective: str, weight_copies: int, virtual_stages: Sequence[int]
+) -> list[Choice]:
     """Every schedule of the registry that runs at this size."""
     found: list[Choice] = []
     for name, entry in SCHEDULES.items():
@@ -197,8 +207,9 @@ def _made(stages: int, microbatches: int, cap: float, shares: Shares, objective:
     for kind, v in (("loop", 1), ("v", 2)):
         place = Placement(kind, stages, v, microbatches)  # type: ignore[arg-type]
         costs = schedule("gpipe" if v == 1 else "zb-v", stages, microbatches, v, **shares).costs  # type: ignore[arg-type]
-        for prefer in map(Preference._make, product((False, True), (False, True) if v > 1 else (True,), (0.0, 0.5, 1.0))):
-            found.append(_choice(f"automatic ({'V' if v > 1 else 'one chunk'})", replay(make(place, costs, limit, prefer), costs), objective))
+        name = f"automatic ({'V' if v > 1 else 'one chunk'})"
+        settings = map(Preference._make, product((False, True), (False, True) if v > 1 else (True,), (0.0, 0.5, 1.0)))
+        found += [_choice(name, replay(make(place, costs, limit, s), costs), objective) for s in settings]
     return found
 
 
@@ -219,7 +230,7 @@ def trade_off(stages: int, microbatches: int, caps: Iterable[float] = (), **cost
     """(cap, best schedule) for rising caps, only where more memory buys time. Default caps: from one microbatch to 2p in half steps."""
     grid = sorted(caps) or [1 + k / 2 for k in range(4 * stages - 1)]
     objective, copies = str(costs.pop("objective", "makespan")), int(costs.pop("weight_copies", 1))  # type: ignore[call-overload]
-    shares: Shares = {"forward": 1.0, "backward": 2.0, "weight": 0.0, "p2p": 0.0} | costs
+    shares: Shares = {"forward": 1.0, "backward": 2.0, "weight": 0.0, "p2p": 0.0, **costs}
     named = _registered(stages, microbatches, shares, objective, copies, (2,))
     front: list[tuple[float, Choice]] = []
     for cap in grid:

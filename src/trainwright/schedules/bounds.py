@@ -25,7 +25,8 @@ def lower_bound(place: Placement, costs: Costs, split: bool) -> Bound:
     """The largest, over ranks, of: the quickest way of any microbatch to the rank, all of the rank's work, and the quickest way back from its last
     backward (none where a split backward may leave weight gradients for last); or the whole way of the slowest microbatch.
 
-    With one chunk and unsplit backward this is (m + p - 1)(F + B), which 1F1B attains; split, it is (p - 1)F + m(F + B) on the last rank, which ZB-H2 attains at F = I = W.
+    With one chunk and unsplit backward this is (m + p - 1)(F + B), which 1F1B attains; split, it is (p - 1)F + m(F + B) on the last rank, which ZB-H2
+    attains at F = I = W.
     """
     c = costs.checked(place)
     ranks = place.rank_of_stage[place.stream_of(np.arange(place.microbatches))].T  # [stages, microbatches]

@@ -48,15 +48,11 @@ def with_collectives(
     late = None if delays is None else np.pad(delays, ((0, total - n), (0, 1)))
     end = sweep(order_nodes(np.array(first), needs), lengths, late)
     start = end - lengths
-    found = tuple(
-        Collective(*w, float(start[n + k]), float(end[n + k])) for k, w in enumerate(what) if lengths[n + k] > 0
-    )
+    found = tuple(Collective(*w, float(start[n + k]), float(end[n + k])) for k, w in enumerate(what) if lengths[n + k] > 0)
     return start[:n], end[:n], found
 
 
-Item = tuple[
-    int, int, int
-]  # stage, the node after which it may start (-1: at once), the node that waits for it (-1: none)
+Item = tuple[int, int, int]  # stage, the node after which it may start (-1: at once), the node that waits for it (-1: none)
 
 
 def _uses(nodes: Nodes, rank: int, costs: Costs) -> tuple[list[Item], list[Item]]:

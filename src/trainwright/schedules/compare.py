@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import SpecError
+from .actions import ActionTable
 from .replay import schedule
 from .timeline import Timeline
 
@@ -29,7 +30,11 @@ class Sized:
         """Replayed, on `microbatches` smaller ones where given: the same work and the same activations in more pieces."""
         m = microbatches or self.microbatches
         part = self.microbatches / m
-        scaled = {k: np.asarray(v, float) * part if k in ("forward", "backward", "weight", "recompute") else v for k, v in self.costs.items()}
+        if part != 1 and isinstance(self.name, ActionTable):
+            raise SpecError("a list of actions has its own microbatches", "microbatches", str(self.microbatches))
+        scaled: dict[str, Any] = {
+            k: np.asarray(v, float) * part if k in ("forward", "backward", "weight", "recompute") else v for k, v in self.costs.items()
+        }
         t = schedule(self.name, self.stages, m, self.virtual_stages, **scaled)
         if part == 1:
             return t
@@ -39,7 +44,8 @@ class Sized:
 def at_equal_memory(one: Sized, other: Sized) -> tuple[Timeline, Timeline, str]:
     """Both replayed so that neither holds more activations than the thriftier one at its given size, and a sentence that says what was done.
 
-    Where cutting microbatches in up to 16 pieces does not get there (GPipe holds the whole batch, however it is cut), each keeps its own memory and the sentence says so.
+    Where cutting microbatches in up to 16 pieces does not get there (GPipe holds the whole batch, however it is cut), each keeps its own memory and
+    the sentence says so.
     """
     a, b = one.replay(), other.replay()
     top_a, top_b = max(a.peak_per_rank), max(b.peak_per_rank)

@@ -55,9 +55,7 @@ def peak(slots: np.ndarray, weights: np.ndarray) -> int:
 
 def queue(slots: list[list[list[int]]]) -> list[tuple[int, int, int, int]]:
     """(slot, rank, pass, number) of everything, in the order of time. `slots` [rank][pass][n]."""
-    return sorted(
-        (int(t), r, k, n) for r, rank in enumerate(slots) for k, passes in enumerate(rank) for n, t in enumerate(passes)
-    )
+    return sorted((int(t), r, k, n) for r, rank in enumerate(slots) for k, passes in enumerate(rank) for n, t in enumerate(passes))
 
 
 def earliest(slots: list[list[list[int]]], rank: int, kind: int, n: int) -> int:

@@ -55,19 +55,11 @@ class Costs:
         """
         latency, overlap = _single("p2p", self.latency, True), _single("overlap", self.overlap, False)
         message = _single("message_bytes", self.message_bytes, True)
-        bandwidth = (
-            float("inf")
-            if self.bandwidth_bytes_per_s == float("inf")
-            else _single("bandwidth", self.bandwidth_bytes_per_s, False)
-        )
-        slow = (
-            np.ones(place.ranks) if len(self.slowdown) == 0 else _numbers("slowdown", self.slowdown, allow_zero=False)
-        )
+        bandwidth = float("inf") if self.bandwidth_bytes_per_s == float("inf") else _single("bandwidth", self.bandwidth_bytes_per_s, False)
+        slow = np.ones(place.ranks) if len(self.slowdown) == 0 else _numbers("slowdown", self.slowdown, allow_zero=False)
         if slow.shape != (place.ranks,):
             raise SpecError(f"{slow.size} factors for {place.ranks} ranks", "slowdown", f"{place.ranks} numbers")
-        shaped = {
-            name: spread(getattr(self, name), place, name) for name in ("forward", "backward", "weight", "recompute")
-        }
+        shaped = {name: spread(getattr(self, name), place, name) for name in ("forward", "backward", "weight", "recompute")}
         chunk = {name: spread(getattr(self, name), place, name, per_microbatch=False) for name in ("reduce", "gather")}
         for name in ("forward", "backward"):
             if not (shaped[name] > 0).any():
@@ -130,13 +122,22 @@ def whole_share(value: object, place: Placement, name: str) -> np.ndarray:
     return array
 
 
-def row_seconds(table: ActionTable, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of every row, and the part of them that is recomputation. `costs` must be `Costs.checked`."""
-    at = table.stage, table.microbatch
-    backward = np.isin(table.kind, (I, B))
-    again = np.where(backward, np.asarray(costs.recompute)[at], 0.0)
-    seconds = np.where(table.kind == F, np.asarray(costs.forward)[at], 0.0)
-    seconds += np.where(backward, np.asarray(costs.backward)[at], 0.0) + again
-    seconds += np.where(np.isin(table.kind, (W, B)), np.asarray(costs.weight)[at], 0.0)
-    slow = np.asarray(costs.slowdown)[table.rank]
-    return seconds * slow, again * slow
+def row_seconds(table: ActionTable, costs: Costs) -> np.ndarray:
+    """Seconds of every row. `costs` must be `Costs.checked`."""
+    forward, backward, weight = (
+        np.asarray(costs.forward),
+        np.asarray(costs.backward) + np.asarray(costs.recompute),
+        np.asarray(costs.weight),
+    )
+    slow = np.asarray(costs.slowdown)
+    uniform = all(not any(np.asarray(c).strides) for c in (costs.forward, costs.backward, costs.recompute, costs.weight))
+    if uniform:  # one number each: four different rows at most
+        f, b, w = (float(c[0, 0]) for c in (forward, backward, weight))
+        by_kind = np.empty(4)
+        by_kind[[F, I, W, B]] = f, b, w, b + w
+        seconds = by_kind[table.kind]
+    else:
+        stacked = np.empty((4, *forward.shape))
+        stacked[F], stacked[I], stacked[W], stacked[B] = forward, backward, weight, backward + weight
+        seconds = stacked[table.kind, table.stage, table.microbatch]
+    return seconds if (slow == 1).all() else seconds * slow[table.rank]

@@ -19,9 +19,7 @@ import numpy as np
 from ..errors import SpecError
 from .actions import KINDS, ActionTable, B, F, I, W
 
-NARROW_LANES = (
-    16  # below this many lanes a plain loop beats one array operation a level (benchmarks/replay.py measures both)
-)
+NARROW_LANES = 16  # below this many lanes a plain loop beats one array operation a level (benchmarks/replay.py measures both)
 Ints: TypeAlias = np.ndarray
 
 
@@ -77,19 +75,15 @@ def positions(table: ActionTable) -> tuple[Ints, Ints, Ints]:
         ("input gradient (I or B)", (I, B)),
         ("weight gradient (W or B)", (W, B)),
     ):
-        rows = np.flatnonzero(np.isin(kind, members))
+        rows = np.flatnonzero((kind == members[0]) | (kind == members[-1]))
         count = np.bincount(key[rows], minlength=stages * m)
         if len(doubled := np.flatnonzero(count > 1)):
             again = rows[key[rows] == doubled[0]][1]
-            raise SpecError(
-                f"{_text(table, again)} is there {count[doubled[0]]} times as {what}", _place(table, again), "once"
-            )
+            raise SpecError(f"{_text(table, again)} is there {count[doubled[0]]} times as {what}", _place(table, again), "once")
         if len(missing := np.flatnonzero(count == 0)):
             s, mb = divmod(int(missing[0]), m)
             owner = int(table.placement.rank_of(s, mb))
-            raise SpecError(
-                f"the {what} of stage {s}, microbatch {mb} is missing", f"rank {owner}", f"{s}{KINDS[members[0]]}{mb}"
-            )
+            raise SpecError(f"the {what} of stage {s}, microbatch {mb} is missing", f"rank {owner}", f"{s}{KINDS[members[0]]}{mb}")
         at = np.empty(stages * m, np.int64)
         at[key[rows]] = rows
         found.append(at.reshape(stages, m))
@@ -97,9 +91,7 @@ def positions(table: ActionTable) -> tuple[Ints, Ints, Ints]:
     for early, late in ((forward, gradient), (gradient, weight)):
         if len(swapped := np.argwhere(early > late)):
             s, mb = swapped[0]
-            raise SpecError(
-                f"{_text(table, late[s, mb])} comes before {_text(table, early[s, mb])}", _place(table, late[s, mb])
-            )
+            raise SpecError(f"{_text(table, late[s, mb])} comes before {_text(table, early[s, mb])}", _place(table, late[s, mb]))
     return forward, gradient, weight
 
 
@@ -158,16 +150,15 @@ def order_nodes(first: Ints, needs: Ints, table: ActionTable | None = None, row:
     level = _levels_wide(first, needs) if lanes >= NARROW_LANES else _levels_narrow(first, needs)
     if n and (stuck := np.flatnonzero(level[:n] < 0)).size:
         raise _deadlock(first, needs, level, stuck, table, row)
-    sequence = np.argsort(level[:n], kind="stable")
+    small = level[:n].astype(np.uint16) if level.max(initial=0) < 1 << 16 else level[:n]  # sixteen bits are sorted by radix
+    sequence = np.argsort(small, kind="stable")
     place = np.empty(n + 1, np.int64)
     place[sequence] = np.arange(n)
     place[n] = n
     bounds = np.concatenate([[0], np.cumsum(np.bincount(level[:n]))]) if n else np.zeros(1, np.int64)
     previous = np.arange(-1, n - 1)
     previous[first[:-1][np.diff(first) > 0]] = n
-    return Order(
-        sequence, place, tuple(np.unique(bounds).tolist()), place[previous[sequence]], place[needs[sequence]], lanes
-    )
+    return Order(sequence, place, tuple(np.unique(bounds).tolist()), place[previous[sequence]], place[needs[sequence]], lanes)
 
 
 def _levels_wide(first: Ints, needs: Ints) -> Ints:
@@ -225,9 +216,7 @@ def _levels_narrow(first: Ints, needs: Ints) -> Ints:
     return np.array(level)
 
 
-def _deadlock(
-    first: Ints, needs: Ints, level: Ints, stuck: Ints, table: ActionTable | None, row: Ints | None
-) -> SpecError:
+def _deadlock(first: Ints, needs: Ints, level: Ints, stuck: Ints, table: ActionTable | None, row: Ints | None) -> SpecError:
     """Follows who waits for whom until a node repeats: the ring of waits is the reason."""
     lane_of = np.searchsorted(first, np.arange(len(needs)), side="right") - 1
     ring: list[int] = []
@@ -240,9 +229,7 @@ def _deadlock(
     if table is None or row is None:
         return SpecError("the action lists wait for each other: a deadlock", f"lane {lane_of[ring[0]]}")
     names = [f"rank {lane_of[x]} at {_text(table, row[x])}" for x in ring if x < len(row)][:6]
-    return SpecError(
-        "deadlock: " + " waits for ".join([*names, names[0].split(" at ")[0]]), _place(table, row[ring[0]])
-    )
+    return SpecError("deadlock: " + " waits for ".join([*names, names[0].split(" at ")[0]]), _place(table, row[ring[0]]))
 
 
 def _text(table: ActionTable, row: int) -> str:

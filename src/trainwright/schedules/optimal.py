@@ -1,7 +1,7 @@
 """The provably best order for a small pipeline, by constraint programming (OR-tools CP-SAT; extra ``solve``), started from the best order known.
 
-Intervals per (stage, microbatch, kind), no overlap on a rank, messages as precedences, activations as a cumulative resource from the start of F to the end of W; microbatches of a kind keep their order,
-which loses nothing where they cost the same.
+Intervals per (stage, microbatch, kind), no overlap on a rank, messages as precedences, activations as a cumulative resource from the start of F to
+the end of W; microbatches of a kind keep their order, which loses nothing where they cost the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MAX_SCALE = 10_000
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best order found; `bound` no order under the cap can beat; `proven` when they meet. `start` names the order that the search began with and `start_objective` its value."""
+    """The best order found; `bound` no order under the cap can beat; `proven` when they meet. `start` names the order that the search began with and
+    `start_objective` its value.
+    """
 
     timeline: Timeline
     objective: float
@@ -124,7 +126,7 @@ def _split(table: ActionTable) -> ActionTable:
     """Every B as I and W one after the other."""
     rows = []
     for r in range(table.placement.ranks):
-        out = []
+        out: list[tuple[int, int, int, int]] = []
         for kind, stage, microbatch, fused in table.rows(r).tolist():
             out += [(I, stage, microbatch, 0), (W, stage, microbatch, 0)] if kind == B else [(kind, stage, microbatch, fused)]
         rows.append(np.array(out))
@@ -157,7 +159,10 @@ class _Problem:
         self.message = round(costs.message_seconds * self.scale)
         self.horizon = int(sum(r.sum() for r in self.length.values())) + 2 * place.stages * place.microbatches * self.message
         self.begin = {
-            (k, s, n): self.model.new_int_var(0, self.horizon, f"{k}.{s}.{n}") for k in self.kinds for s in range(place.stages) for n in range(place.microbatches)
+            (k, s, n): self.model.new_int_var(0, self.horizon, f"{k}.{s}.{n}")
+            for k in self.kinds
+            for s in range(place.stages)
+            for n in range(place.microbatches)
         }
         bound = lower_bound(place, costs, split)
         self.floor = math.floor((bound.makespan if objective == "makespan" else bound.span) * self.scale + 1e-6) if self.exact else 0
@@ -190,7 +195,11 @@ class _Problem:
         for rank in range(self.place.ranks):
             mine = [(s, n) for s in self.place.stages_of(rank) for n in range(self.place.microbatches)]
             self.model.add_no_overlap(
-                [self.model.new_fixed_size_interval_var(self.begin[k, s, n], int(self.length[k][s, n]), "") for k in self.kinds for s, n in mine]
+                [
+                    self.model.new_fixed_size_interval_var(self.begin[k, s, n], int(self.length[k][s, n]), "")
+                    for k in self.kinds
+                    for s, n in mine
+                ]
             )
             if cap < len(mine):
                 held = []

@@ -62,7 +62,7 @@ def replay(table: ActionTable, costs: Costs, weight_copies: int = 1) -> Timeline
 
 def run(nodes: Nodes, costs: Costs, weight_copies: int = 1, order: Order | None = None) -> Timeline:
     """`replay` for a compiled table and checked costs."""
-    busy, _ = node_seconds(nodes, costs)
+    busy = node_seconds(nodes, costs)
     message, delays, length = costs.message_seconds, None, busy
     if message and costs.blocking:
         length = busy + message * sends(nodes)
@@ -77,16 +77,15 @@ def run(nodes: Nodes, costs: Costs, weight_copies: int = 1, order: Order | None 
     return Timeline(nodes, costs, start, end, busy, delays, collectives, weight_copies)
 
 
-def node_seconds(nodes: Nodes, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of every node and the recomputation among them."""
-    seconds, again = row_seconds(nodes.table, costs)
-    if (nodes.second < 0).all():
-        return seconds[nodes.row], again[nodes.row]
+def node_seconds(nodes: Nodes, costs: Costs) -> np.ndarray:
+    """Seconds of every node."""
+    seconds = row_seconds(nodes.table, costs)
+    if len(nodes) == len(seconds):
+        return seconds
     pair = nodes.second >= 0
     one, other = seconds[nodes.row], np.where(pair, seconds[nodes.second], 0.0)
     # a pair is never quicker than its longer half
-    total = np.where(pair, np.maximum((one + other) * costs.overlap, np.maximum(one, other)), one)
-    return total, again[nodes.row] + np.where(pair, again[nodes.second], 0.0)
+    return np.where(pair, np.maximum((one + other) * costs.overlap, np.maximum(one, other)), one)
 
 
 def sends(nodes: Nodes) -> np.ndarray:
@@ -126,6 +125,9 @@ class Quick:
     peak_per_rank: np.ndarray
 
 
+Result = Timeline
+
+
 @lru_cache(maxsize=256)
 def compiled(name: str, stages: int, microbatches: int, virtual_stages: int | None) -> tuple[Nodes, Order]:
     """A schedule's dependency graph and the order to sweep it in; kept, because a planner asks again and again."""
@@ -157,10 +159,8 @@ def replay_costs(
     The peak is in units of one rank's whole activations of one microbatch.
     """
     nodes, order = compiled(name, stages, microbatches, virtual_stages)
-    costs = Costs(forward, backward, weight, latency=p2p_seconds, overlap=overlap, blocking=blocking).checked(
-        nodes.table.placement
-    )
-    busy, _ = node_seconds(nodes, costs)
+    costs = Costs(forward, backward, weight, latency=p2p_seconds, overlap=overlap, blocking=blocking).checked(nodes.table.placement)
+    busy = node_seconds(nodes, costs)
     length = busy + p2p_seconds * sends(nodes) if blocking and p2p_seconds else busy
     delays = nodes.remote * p2p_seconds if p2p_seconds and not blocking else None
     makespan = float(sweep(order, length, delays).max())
@@ -169,9 +169,7 @@ def replay_costs(
     return Quick(makespan, by_rank, makespan - by_rank, held)
 
 
-def in_flight(
-    name: str, stages: object, virtual_stages: object, microbatches: object, rank: object = None
-) -> np.ndarray:
+def in_flight(name: str, stages: object, virtual_stages: object, microbatches: object, rank: object = None) -> np.ndarray:
     """Peak activations on `rank` (None: the most over the ranks), in units of one rank's whole activations of one
     microbatch, over arrays that broadcast.
 
@@ -183,13 +181,11 @@ def in_flight(
     if entry.in_flight is not None:
         return np.asarray(entry.in_flight(p, m, v, 0 if rank is None else np.asarray(rank)), dtype=float)
     p, v, m, r = np.broadcast_arrays(p, v, m, -1 if rank is None else np.asarray(rank))
-    m = np.where(
-        m > entry.reach * p, entry.reach * p + m % p, m
-    )  # beyond, more microbatches only lengthen the steady state
+    m = np.where(m > entry.reach * p, entry.reach * p + m % p, m)  # beyond, more microbatches only lengthen the steady state
     keys, where = np.unique(np.stack([p.ravel(), m.ravel(), v.ravel(), r.ravel()], axis=1), axis=0, return_inverse=True)
     values = [_peaks(entry.name, *map(int, k[:3])) for k in keys]
     found = np.array([h.max() if k[3] < 0 else h[k[3]] for h, k in zip(values, keys)])
     return found[where.ravel()].reshape(p.shape)
 
 
-__all__ = ["Quick", "Timeline", "compiled", "in_flight", "replay", "replay_costs", "run", "schedule"]
+__all__ = ["Quick", "Result", "Timeline", "compiled", "in_flight", "replay", "replay_costs", "run", "schedule"]

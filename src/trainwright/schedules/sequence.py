@@ -9,9 +9,7 @@ import numpy as np
 from .actions import B, F, I, Rows, W
 
 
-def chunked(
-    count: int, group: int, chunks: int, microbatches: int, rank: int, ranks: int, backward: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def chunked(count: int, group: int, chunks: int, microbatches: int, rank: int, ranks: int, backward: bool) -> tuple[np.ndarray, np.ndarray]:
     """Stage and microbatch of the k-th forward (or backward), k = 0..count-1, when chunks are dealt round robin.
 
     Groups of `group` microbatches run chunk 0, then chunk 1, ... (Narayanan et al. 2021, section 2.2); backwards take
@@ -35,31 +33,34 @@ def one_forward_one_backward(
     weight_lag: int | None = None,
     fuse: bool = False,
 ) -> Rows:
-    """`warmup` forwards, then forward k + warmup and backward k in turn, then the backwards that are left.
+    """`warmup` forwards, then in turn k forward k + warmup and backward k, then the backwards that are left.
 
-    `weight_lag` None keeps the backward whole; else it is split, and weight gradient k - lag follows input gradient
-    k, the rest comes last. `fuse` makes each forward and backward of the steady phase one overlapped action. Built by
-    sorting on (turn, place within the turn).
+    `weight_lag` None keeps the backward whole; else it is split, and weight gradient k - lag follows input gradient k, the rest comes last.
+    `fuse` makes each forward and backward of the steady phase one overlapped action. Each action's place in the list is counted, not searched for.
     """
     n = len(forward[0])
-    warmup = min(warmup, n)
+    warm = min(warmup, n)
     k = np.arange(n)
-    turn = [np.where(k < warmup, -1, k - warmup), k]
-    place = [np.zeros(n, np.int64), np.ones(n, np.int64)]
-    kinds = [np.full(n, F), np.full(n, B if weight_lag is None else I)]
-    stages, microbatches = [forward[0], backward[0]], [forward[1], backward[1]]
-    fused = [(k >= warmup).astype(np.int64) if fuse else np.zeros(n, np.int64), np.zeros(n, np.int64)]
+    rows = np.zeros((n * (2 if weight_lag is None else 3), 4), np.int64)
+
+    def forwards_by(turn: np.ndarray) -> np.ndarray:
+        return warm + np.minimum(turn + 1, n - warm)
+
+    def weights_before(turn: np.ndarray) -> np.ndarray | int:
+        return 0 if weight_lag is None else np.clip(turn - weight_lag, 0, n)
+
+    turn = k - warm
+    places = np.where(turn < 0, k, k + np.maximum(turn, 0) + weights_before(turn))
+    rows[places, 0], rows[places, 1], rows[places, 2] = F, *forward
+    if fuse:
+        rows[places[warm:], 3] = 1
+    places = forwards_by(k) + k + weights_before(k)
+    rows[places, 0], rows[places, 1], rows[places, 2] = B if weight_lag is None else I, *backward
     if weight_lag is not None:
-        turn.append(np.minimum(k + weight_lag, n))
-        place.append(np.full(n, 2))
-        kinds.append(np.full(n, W))
-        stages.append(backward[0])
-        microbatches.append(backward[1])
-        fused.append(np.zeros(n, np.int64))
-    index = np.concatenate([k] * len(turn))
-    order = np.lexsort((index, np.concatenate(place), np.concatenate(turn)))
-    columns = (kinds, stages, microbatches, fused)
-    return np.stack([np.concatenate(c)[order] for c in columns], axis=1)
+        turn = np.minimum(k + weight_lag, n)
+        places = forwards_by(turn) + np.minimum(turn + 1, n) + k
+        rows[places, 0], rows[places, 1], rows[places, 2] = W, *backward
+    return rows
 
 
 def straight(microbatches: int, rank: int) -> tuple[np.ndarray, np.ndarray]:

@@ -142,9 +142,7 @@ class Timeline:
         kind, held = t.kind[rows], np.asarray(self.costs.activations)[t.stage[rows]]
         change = np.where(kind == F, held, np.where((kind == W) | (kind == B), -held, 0.0))
         at = np.where(kind == F, self.row_start[rows], self.row_end[rows])
-        return np.maximum.accumulate(at), np.maximum(np.cumsum(change), 0.0).round(
-            9
-        )  # a rank's list is in the order of time
+        return np.maximum.accumulate(at), np.maximum(np.cumsum(change), 0.0).round(9)  # a rank's list is in the order of time
 
     @cached_property
     def arrivals(self) -> np.ndarray:

@@ -32,9 +32,7 @@ def read_csv(source: str | Path, name: str = "") -> ActionTable:
     text, name = _text_of(source, name)
     programs: list[list[Action | Message]] = []
     for rank, line in enumerate(row for row in csv.reader(io.StringIO(text)) if row):
-        programs.append(
-            [a for cell, word in enumerate(line) for a in _parse(word.strip(), f"{name}: rank {rank}, cell {cell}")]
-        )
+        programs.append([a for cell, word in enumerate(line) for a in _parse(word.strip(), f"{name}: rank {rank}, cell {cell}")])
         if sum(map(len, programs)) > MAX_ACTIONS:
             raise SpecError(f"more than {MAX_ACTIONS:,} actions", name)
     lists = [[a for a in program if isinstance(a, Action)] for program in programs]
@@ -91,9 +89,7 @@ def _placement(rows: list[np.ndarray]) -> Placement:
     flat = np.concatenate(rows)
     stages, microbatches = int(flat[:, 1].max()) + 1, int(flat[:, 2].max()) + 1
     if stages * microbatches > MAX_ACTIONS:
-        raise SpecError(
-            f"stage {stages - 1} of microbatch {microbatches - 1}: more than {MAX_ACTIONS:,} actions", "schedule"
-        )
+        raise SpecError(f"stage {stages - 1} of microbatch {microbatches - 1}: more than {MAX_ACTIONS:,} actions", "schedule")
     if stages % ranks:
         near = [x for x in (stages // ranks * ranks, -(-stages // ranks) * ranks) if x > 0]
         raise SpecError(

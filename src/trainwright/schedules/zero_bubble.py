@@ -15,9 +15,7 @@ def h1_order(p: int, m: int, v: int, rank: int) -> Rows:
 
 
 def h2_order(p: int, m: int, v: int, rank: int) -> Rows:
-    return one_forward_one_backward(
-        straight(m, rank), straight(m, rank), warmup=2 * (p - 1 - rank), weight_lag=2 * rank
-    )
+    return one_forward_one_backward(straight(m, rank), straight(m, rank), warmup=2 * (p - 1 - rank), weight_lag=2 * rank)
 
 
 def rounds(p: int, m: int) -> int:
