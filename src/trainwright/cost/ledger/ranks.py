@@ -1,11 +1,8 @@
 """Which pipeline rank is the worst: what stands on each, and how many micro-batches of it are in flight.
 
-The ranks of a pipeline fall into a few classes (first, last, and one for each number of layers between); inside a class the earliest rank
-holds at
-least as much as the others, so only it is counted. Peaks in flight are the closed forms of the schedules, in units of one rank's
-activations of one
-micro-batch; sources: arXiv:1811.06965 (GPipe), arXiv:2006.09503 (1F1B), arXiv:2104.04473 (interleaved), arXiv:2401.10241 (zero bubble),
-arXiv:2405.15362 (V schedules), arXiv:2412.19437 (DualPipe).
+The ranks of a pipeline fall into a few classes: first, last, and one for each number of layers between. Inside a class the earliest rank
+holds at least as much as the others, so only it is counted. Peaks in flight come from `trainwright.schedules`: closed forms, or a count of
+the actions.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...frameworks import FRAMEWORKS
+from ...schedules.replay import in_flight as peak_in_flight
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..stages import layers_of_rank, layers_per_stage
@@ -103,34 +101,13 @@ def slots(scope: Scope) -> list[Slot]:
 
 
 def in_flight(scope: Scope, rank: IntColumn) -> Column:
-    """Micro-batches whose activations a rank holds at most, in units of its whole share of one (chunks of an interleaved schedule count
-    1/v).
-    """
-    p, m, r = scope.pp, scope.accumulation, rank.astype(np.float64)
-    v = np.maximum(scope.column("virtual_stages"), 1)
-    name = scope.structure.schedule
-    if name in ("gpipe", "looped-bfs"):
-        held = m
-    elif name == "eager-1f1b":
-        held = 2 * (p - r) - 1
-    elif name == "interleaved-1f1b":
-        held = np.where(v > 1, (2 * (p - 1 - r) + (v - 1) * p + 1) / v, p - r)
-    elif name in ("zb-h1", "interleaved-zb1p", "zb-v"):
-        held = p
-    elif name == "zb-h2":
-        held = 2 * p - 1
-    elif name == "v-half":
-        held = p / 2 + 1
-    elif name == "v-min":
-        held = p / 3 + 1
-    elif name == "dualpipe":
-        held = (p + 1) / 2  # p + 1 stage activations, and the rank's share is two stages
-    elif name == "dualpipe-v":
-        held = p + 0.5
-    else:
-        held = p - r
-    return np.where(p == 1, 1.0, np.maximum(np.minimum(held, m), 1 / v))
-
-
-def v_shaped(structure: Structure) -> bool:
-    return structure.schedule in V_SHAPED
+    """Micro-batches whose activations a rank holds at most, in units of its whole share of one (chunks of an interleaved schedule count 1/v)."""
+    table, schedule = scope.table, scope.structure.schedule
+    held = np.ones(len(scope))
+    rows = np.flatnonzero(table.pp > 1)
+    if len(rows):
+        virtual = np.maximum(table.virtual_stages[rows], 2 if schedule in (*V_SHAPED, "interleaved-zb1p") else 1)
+        held[rows] = peak_in_flight(schedule, table.pp[rows], virtual, table.accumulation[rows], rank[rows])
+        if schedule == "dualpipe":
+            held[rows] /= 2  # counted in stages, and a rank's share is two of them
+    return held
