@@ -185,9 +185,11 @@ def _order(case: Case, s: Structure, t: PlanTable) -> Mask:
     rows = np.flatnonzero(t.pp > 1)
     if not len(rows) or s.schedule not in SCHEDULES:
         return good
-    triples = np.stack([t.pp[rows], t.accumulation[rows], t.virtual_stages[rows]], axis=1)
-    distinct, back = np.unique(triples, axis=0, return_inverse=True)
-    can = np.array([_order_error(s.schedule, int(p), int(m), int(v)) is None for p, m, v in distinct])
+    columns = t.pp[rows], t.accumulation[rows], t.virtual_stages[rows]
+    pp, m, v = (int(c.max()) + 1 for c in columns)
+    distinct, back = np.unique(np.ravel_multi_index(columns, (pp, m, v)), return_inverse=True)
+    triples = zip(*(c.tolist() for c in np.unravel_index(distinct, (pp, m, v))), strict=True)
+    can = np.array([_order_error(s.schedule, *triple) is None for triple in triples])
     good[rows] = can[back.reshape(-1)]
     return good
 
@@ -195,6 +197,31 @@ def _order(case: Case, s: Structure, t: PlanTable) -> Mask:
 def _order_says(case: Case, p: ParallelPlan) -> str:
     error = _order_error(p.structure.schedule, p.pp, p.accumulation, p.virtual_stages)
     return error.message if error else f"{p.structure.schedule} has an order for {p.pp} stages and {p.accumulation} micro-batches"
+
+
+def _largest_stage(case: Case, t: PlanTable, virtual_stages: IntColumn) -> IntColumn:
+    return -(-(case.layers + 2) // (t.pp * np.maximum(virtual_stages, 1)))
+
+
+def _smaller_stages(case: Case, s: Structure, t: PlanTable) -> Mask:
+    """The ramp of an interleaved schedule is the time of its first, largest chunk: more chunks of that size only add messages."""
+    if s.layers_per_stage is not None:
+        return _all(t, True)
+    v = t.virtual_stages
+    return (v <= 2) | (_largest_stage(case, t, v) < _largest_stage(case, t, v - 1))
+
+
+def _smaller_stages_says(case: Case, p: ParallelPlan) -> str:
+    largest = -(-(case.layers + 2) // (p.pp * p.virtual_stages))
+    return f"{p.virtual_stages} virtual stages of pp {p.pp} leave the largest stage at {largest} slots, as {p.virtual_stages - 1} do"
+
+
+def _filled(case: Case, s: Structure, t: PlanTable) -> Mask:
+    return (t.pp == 1) | (t.accumulation >= t.pp)
+
+
+def _filled_says(case: Case, p: ParallelPlan) -> str:
+    return f"{p.accumulation} micro-batches never keep {p.pp} pipeline ranks busy at the same time"
 
 
 # --- batch and data parallelism ------------------------------------------------------------------------------------------------------
@@ -323,6 +350,18 @@ def _tp_scaleup_says(case: Case, p: ParallelPlan) -> str:
     return f"tp {p.tp} does not divide the {size} GPUs of a node: some groups would cross the network"
 
 
+TILE = 128  # rows of a matrix product that a thread block computes at least (CUTLASS, cuBLAS: tiles of 64 to 256 by 128)
+
+
+def _tile(case: Case, s: Structure, t: PlanTable) -> Mask:
+    return (t.cp == 1) | (t.micro_batch_size * case.job.seq_len >= TILE * t.cp)
+
+
+def _tile_says(case: Case, p: ParallelPlan) -> str:
+    tokens = p.micro_batch_size * case.job.seq_len // p.cp
+    return f"cp {p.cp} leaves {tokens} tokens of a micro-batch to a rank, less than the {TILE} rows of one tile of a matrix product"
+
+
 # --- options without effect ----------------------------------------------------------------------------------------------------------
 
 
@@ -433,6 +472,17 @@ RULES: tuple[Rule, ...] = (
         source="Dao-AILab/flash-attention README",
     ),
     Rule("tp stays inside the scale-up domain", ("tp",), ("tp",), _tp_scaleup, _tp_scaleup_says, advice=True),
+    Rule("cp leaves whole tiles", ("cp", "micro_batch_size"), ("cp",), _tile, _tile_says, advice=True),
+    Rule(
+        "micro-batches fill the pipeline",
+        ("pp", "accumulation"),
+        ("micro_batch_size", "pp"),
+        _filled,
+        _filled_says,
+        advice=True,
+        source="arXiv:2104.04473 section 2.2: the bubble is (pp - 1) / m of the work",
+    ),
+    Rule("virtual stages make stages smaller", ("pp", "virtual_stages"), ("virtual_stages",), _smaller_stages, _smaller_stages_says, advice=True),
     Rule(
         "sequence parallelism needs tp",
         ("sequence_parallel", "tp"),
