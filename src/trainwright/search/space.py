@@ -25,7 +25,7 @@ from ..schedules import SCHEDULES
 from ..spec.plan import NUMBERS, ParallelPlan, Structure
 from ..spec.run import StrategySection
 from .constraints import ERRORS, RULES, check_plan
-from .rules import Case, Mask, Rule, divisors
+from .rules import Case, Rule, divisors
 
 DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard")
 WITHOUT_SP = "tp without sequence parallelism: the same traffic, more memory"
@@ -105,10 +105,10 @@ def fixed_fields(strategy: StrategySection) -> frozenset[str]:
     return frozenset(name for name in StrategySection.model_fields if getattr(strategy, name) is not None)
 
 
-def rules_for(strategy: StrategySection) -> tuple[Rule, ...]:
-    """All errors, and the advice about what the user left open."""
+def rules_for(strategy: StrategySection, advice: bool = True) -> tuple[Rule, ...]:
+    """All errors, and (with `advice`) the advice about what the user left open."""
     said = fixed_fields(strategy)
-    return tuple(r for r in RULES if not r.advice or (r.fields and not set(r.fields) <= said))
+    return tuple(r for r in RULES if not r.advice or (advice and r.fields and not set(r.fields) <= said))
 
 
 def base_structure(case: Case, strategy: StrategySection, framework: Framework) -> Structure:
@@ -165,20 +165,21 @@ def _plan_of(case: Case, strategy: StrategySection, structure: Structure) -> Par
     return ParallelPlan(structure, **numbers, accumulation=max(1, case.batch // size))
 
 
-def enumerate_plans(case: Case, strategy: StrategySection) -> Space:
+def enumerate_plans(case: Case, strategy: StrategySection, advice: bool = True) -> Space:
     """The whole space of the case for what `strategy` leaves open. Raises `SpecError` where what it says is impossible in itself."""
     framework = FRAMEWORKS.get_or_raise(strategy.framework or "fsdp2", "strategy.framework")
     structure = base_structure(case, strategy, framework)
     check_fixed(case, strategy, structure)
-    return _Enumeration(case, strategy, framework, structure).run()
+    return _Enumeration(case, strategy, framework, structure, advice).run()
 
 
 class _Enumeration:
     """One enumeration: the order of choices, and which rules become applicable after each."""
 
-    def __init__(self, case: Case, strategy: StrategySection, framework: Framework, structure: Structure) -> None:
+    def __init__(self, case: Case, strategy: StrategySection, framework: Framework, structure: Structure, advice: bool) -> None:
         self.case, self.said, self.framework, self.structure = case, strategy, framework, structure
-        self.waiting = list(rules_for(strategy))
+        self.waiting = list(rules_for(strategy, advice))
+        self.advice = advice
         self.schedules: tuple[str, ...] = (strategy.schedule,) if strategy.schedule else framework.schedules
         self.shardings: tuple[str, ...] = (strategy.sharding,) if strategy.sharding else framework.shardings
         self.recomputes = self._recomputes()
@@ -330,7 +331,7 @@ class _Enumeration:
     def _sequence(self, grid: _Grid) -> None:
         """Sequence parallelism only, where it is open and possible: it moves the same bytes as plain tensor parallelism and keeps fewer (arXiv:2205.05198)."""
         c = grid.columns
-        if self.said.sequence_parallel is None:
+        if self.said.sequence_parallel is None and self.advice:
             better = (c["tp"] > 1) & (self.case.job.seq_len % (c["tp"] * c["cp"]) == 0)
             grid.options["sequence"] = np.where(better, 1, grid.options["sequence"])
             worse = int(grid.weight()[better].sum())
@@ -358,24 +359,28 @@ class _Enumeration:
 
     def _late(self, grid: _Grid, table: PlanTable) -> None:
         """Recompute and offload: leaves out what the framework cannot do at all, and counts what single structures refuse."""
-        rules = self.waiting
         counts = np.bincount(table.structure, minlength=len(table.structures))
-        for rule in rules:
+        rows_of = {name: 0 for name in self.sharding_names}
+        for structure, rows in zip(table.structures, counts, strict=True):
+            rows_of[structure.sharding] += int(rows)
+        for rule in self.waiting:
             refused = 0
-            for structure, rows in zip(table.structures, counts, strict=True):
-                for recompute in self.recomputes:
+            for sharding, rows in rows_of.items():
+                for recompute in self.recomputes if rows else ():
                     for offload in self.offloads:
-                        refused += int(rows) * (not _alone(self.case, rule, replace(structure, recompute=recompute, offload=offload)))
+                        structure = replace(self.structure, sharding=sharding, recompute=recompute, offload=offload)
+                        refused += rows * (not allows_structure(self.case, rule, structure))
             if refused:
                 grid.removed[rule.name] = grid.removed.get(rule.name, 0) + refused
 
 
-def late_rules(strategy: StrategySection) -> tuple[Rule, ...]:
+def late_rules(strategy: StrategySection, advice: bool = True) -> tuple[Rule, ...]:
     """Rules about recompute and offload: they read the structure alone."""
-    return tuple(r for r in rules_for(strategy) if set(r.reads) & set(LATE))
+    return tuple(r for r in rules_for(strategy, advice) if set(r.reads) & set(LATE))
 
 
-def _alone(case: Case, rule: Rule, structure: Structure) -> bool:
+def allows_structure(case: Case, rule: Rule, structure: Structure) -> bool:
+    """Whether a rule that reads the structure alone allows it."""
     return bool(rule.allows(case, structure, PlanTable.from_plans([ParallelPlan(structure)]))[0])
 
 
@@ -401,4 +406,4 @@ def _choices(column: IntColumn, choose: object) -> tuple[IntColumn, list[IntColu
     return counts, [f[index] for f in flat]
 
 
-__all__ = ["Mask", "Space", "base_structure", "check_fixed", "enumerate_plans", "fixed_fields", "late_rules", "rules_for"]
+__all__ = ["Space", "allows_structure", "base_structure", "check_fixed", "enumerate_plans", "fixed_fields", "late_rules", "rules_for"]

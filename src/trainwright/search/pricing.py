@@ -1,0 +1,83 @@
+"""What the search asks of the equations: does it fit, how fast at best, how fast exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost.table import Column, IntColumn, PlanTable
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Need:
+    """Columns of bytes: what a plan needs of a card (what something else holds included), of a node's RAM and of its disks."""
+
+    device: IntColumn
+    host: IntColumn
+    nvme: IntColumn
+
+
+class Pricing(Protocol):
+    """The equations for one model, cluster and job. `screen` never exceeds `exact`."""
+
+    def need(self, table: PlanTable) -> Need: ...
+
+    def screen(self, table: PlanTable) -> Column: ...
+
+    def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
+        """Seconds of a step, and the parts that they are the sum of."""
+
+
+@dataclass(frozen=True)
+class Equations:
+    """The package's own: `cost.memory`, `cost.step.screen`, `cost.step.exact`."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: TrainingJob
+
+    def need(self, table: PlanTable) -> Need:
+        from ..cost.memory import memory
+
+        found = memory(self.model, self.cluster, self.job, table)
+        reserved = np.array([round(s.reserved_gb * GB) for s in table.structures], dtype=np.int64)[table.structure]
+        return Need(found.device_bytes + reserved, found.host_bytes_per_node, found.nvme_bytes_per_node)
+
+    def screen(self, table: PlanTable) -> Column:
+        from ..cost.step import screen
+        from ..cost.traffic import traffic
+
+        return screen(self.model, self.cluster, self.job, table, traffic(self.model, self.cluster, self.job, table)).step_s
+
+    def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
+        from ..cost.step import exact
+        from ..cost.traffic import traffic
+
+        found = exact(self.model, self.cluster, self.job, table, traffic(self.model, self.cluster, self.job, table))
+        return found.step_s, found.breakdown
+
+
+def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
+    """The same kind of cluster with another number of GPUs: whole nodes where they divide, else the largest part of a node that does."""
+    size = next(n for n in range(min(cluster.gpus_per_node, gpus), 0, -1) if gpus % n == 0)
+    return replace(cluster, nodes=gpus // size, gpus_per_node=size)
+
+
+def fits(need: Need, cluster: ClusterSpec, margin: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(inside the card with `margin` of it kept free, inside the card); both inside the node's RAM and disks where their sizes are known."""
+    around = np.ones(len(need.device), dtype=bool)
+    if cluster.host_memory_bytes is not None:
+        around &= need.host <= cluster.host_memory_bytes
+    if cluster.nvme_bytes is not None:
+        around &= need.nvme <= cluster.nvme_bytes
+    capacity = cluster.gpu.capacity_bytes
+    return around & (need.device <= capacity * (1 - margin)), around & (need.device <= capacity)

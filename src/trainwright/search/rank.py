@@ -1,0 +1,297 @@
+"""The search: every plan screened, what does not fit dropped, the best few hundred priced exactly and ranked.
+
+The order is by the objective; plans within `SearchOptions.tie` of the best of their group count as equal, and the simpler one comes first. A plan is simpler
+when it uses fewer mechanisms (`mechanisms`), then when fewer GPUs share one copy of the model, then when it is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..cost.goodput import reliability
+from ..cost.money import steps
+from ..cost.table import Column, IntColumn, PlanTable
+from ..errors import SpecError, unknown
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import ParallelPlan, Structure
+from ..spec.run import StrategySection
+from .collect import Collector, Kept
+from .pricing import Equations, Pricing, resized
+from .rules import Case
+from .space import enumerate_plans, late_rules
+
+OBJECTIVES = ("time", "cost", "memory")
+BREAKS_DEADLINE = "slower than the deadline"
+BREAKS_BUDGET = "dearer than the budget"
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is best, and what is allowed.
+
+    * `objective`: time (to train), cost (dollars; GPU-hours where no price is known) or memory (of a GPU).
+    * `max_cost` in dollars and `deadline_s` in seconds bound the whole run and need a number of tokens. `max_gpus` lets the search use fewer.
+    * `memory_margin`: share of the card kept free, None = the cluster's.
+    * `exact`: most plans that get the exact pass. `tie`: relative difference that counts as none.
+    * `advice`: leave out what would run but be pointless or slow (`Rule.advice`).
+    """
+
+    objective: str = "time"
+    top: int = 10
+    max_cost: float | None = None
+    deadline_s: float | None = None
+    max_gpus: int | None = None
+    memory_margin: float | None = None
+    exact: int = 256
+    tie: float = 0.01
+    advice: bool = True
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """`plans` best first; the other columns belong to its rows. `removed[rule]` counts plans; `searched` is the size of the whole space."""
+
+    plans: PlanTable
+    clusters: tuple[ClusterSpec, ...]
+    step_s: Column
+    breakdown: Mapping[str, Column]
+    device_bytes: IntColumn
+    value: Column
+    removed: dict[str, int]
+    searched: int
+    reasons: tuple[tuple[str, ...], ...] = ()
+    suggestion: str | None = None
+    change: Mapping[str, object] = field(default_factory=dict)  # of `suggestion`: section.field -> value
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+
+def search(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    strategy: StrategySection,
+    options: SearchOptions | None = None,
+    pricing: type[Equations] | None = None,
+) -> Ranking:
+    """The open fields of `strategy`, searched whole. Empty, with a `suggestion`, where nothing fits.
+
+    Raises `SpecError` for what is impossible in itself: fixed degrees that do not divide, a deadline without a number of tokens, an unknown objective.
+    """
+    from .reasons import explain_ranking
+    from .suggest import suggest
+
+    options = options or SearchOptions()
+    _check(options, cluster, job)
+    price = pricing or Equations
+    found = rank(model, cluster, job, strategy, options, price)
+    if len(found):
+        return explain_ranking(model, job, options, found, price)
+    return suggest(model, cluster, job, strategy, options, found, price)
+
+
+def rank(
+    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, strategy: StrategySection, options: SearchOptions, pricing: type[Equations]
+) -> Ranking:
+    """The ranking alone; advice is given up where it leaves nothing."""
+    parts = []
+    for gpus in gpu_counts(cluster, options):
+        size = resized(cluster, gpus) if gpus != cluster.gpus else cluster
+        parts.append(_one_size(Case(model, size, job), strategy, options, pricing(model, size, job)))
+    found = _merge(parts, options)
+    if not len(found) and options.advice:
+        from dataclasses import replace
+
+        return rank(model, cluster, job, strategy, replace(options, advice=False), pricing)
+    return found
+
+
+def gpu_counts(cluster: ClusterSpec, options: SearchOptions) -> list[int]:
+    """How many GPUs to try: all; with `max_gpus` the most whole nodes that it allows, and the halves of the largest power of two of nodes below."""
+    if options.max_gpus is None or (options.max_gpus >= cluster.gpus and options.objective == "time"):
+        return [cluster.gpus]
+    most = min(options.max_gpus, cluster.gpus)
+    node = cluster.gpus_per_node
+    if most <= node:
+        return sorted({most, *(2**k for k in range(most.bit_length()) if 2**k <= most)}, reverse=True)
+    nodes = most // node
+    powers = [2**k for k in range(nodes.bit_length())]
+    counts = sorted({nodes, *powers}, reverse=True)
+    return [n * node for n in (counts if options.objective != "time" else counts[:2])]
+
+
+def _check(options: SearchOptions, cluster: ClusterSpec, job: TrainingJob) -> None:
+    if options.objective not in OBJECTIVES:
+        raise unknown("objective", options.objective, OBJECTIVES, "--objective")
+    for name, value in (("--max-cost", options.max_cost), ("--deadline", options.deadline_s)):
+        if value is not None and job.tokens is None:
+            raise SpecError("needs the number of tokens of the whole run", name, ["--tokens 2T"])
+        if value is not None and not value > 0:
+            raise SpecError(f"{value} is not above zero", name)
+    if options.max_cost is not None and cluster.usd_per_gpu_hour is None:
+        raise SpecError(f"no price of {cluster.gpu.id} is known", "--max-cost", ["cluster.usd_per_gpu_hour = 3.0"])
+    if options.max_gpus is not None and options.max_gpus < 1:
+        raise SpecError(f"{options.max_gpus} GPUs are too few", "--max-gpus", ["1"])
+    if options.top < 1:
+        raise SpecError(f"{options.top} plans are too few", "--top", ["1"])
+    if options.memory_margin is not None and not 0 <= options.memory_margin < 1:
+        raise SpecError(f"{options.memory_margin} is not a share between 0 and 1", "--memory-margin", ["0.04"])
+
+
+def _limits(case: Case, options: SearchOptions) -> dict[str, float]:
+    """Longest step that keeps the deadline and the budget, in seconds."""
+    count = steps(case.job)
+    if count is None:
+        return {}
+    kept = reliability(case.model, case.job, case.cluster.gpus).goodput
+    found = {}
+    if options.deadline_s is not None:
+        found[BREAKS_DEADLINE] = options.deadline_s * kept / count
+    if options.max_cost is not None and case.cluster.usd_per_gpu_hour:
+        found[BREAKS_BUDGET] = options.max_cost / case.cluster.usd_per_gpu_hour * 3600 / case.cluster.gpus * kept / count
+    return found
+
+
+def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pricing: Pricing) -> Ranking:
+    """The best plans of one number of GPUs."""
+    space = enumerate_plans(case, strategy, options.advice)
+    limits = _limits(case, options)
+    margin = case.cluster.memory_margin if options.memory_margin is None else options.memory_margin
+    slowest = min(limits.values(), default=np.inf)
+    late = late_rules(strategy, options.advice)
+    floor = 0.0
+    while True:
+        collector = Collector(
+            case, space, pricing, late, margin, 4 * options.top, np.inf if options.objective == "memory" else slowest, floor, options.objective != "memory"
+        )
+        kept = collector.run()
+        found = _exact(case, kept, options, pricing, limits)
+        last = float(np.sort(found.step_s)[min(options.top, len(found)) - 1]) if len(found) else 0.0
+        if options.objective == "memory" or last <= kept.cutoff or floor >= last:
+            break
+        floor = last  # plans screened between the cutoff and the last one shown might be better: price those as well
+    removed = dict(space.removed)
+    for name, count in (*kept.removed.items(), *found.removed.items()):
+        removed[name] = removed.get(name, 0) + count
+    return Ranking(
+        found.plans, (case.cluster,) * len(found), found.step_s, found.breakdown, found.device_bytes, found.value, removed, space.searched
+    )
+
+
+def _exact(case: Case, kept: Kept, options: SearchOptions, pricing: Pricing, limits: Mapping[str, float]) -> Ranking:
+    """The exact pass over what was kept, best first, until no other plan can be among the `top`."""
+    removed: dict[str, int] = {}
+    if not kept.tables:
+        return _empty()
+    table, screened, device = kept.joined()
+    if options.objective == "memory":
+        order = np.lexsort((screened, device))
+        table, screened, device = table.take(order), screened[order], device[order]
+    most = min(len(table), max(options.exact, options.top))
+    times: list[Column] = []
+    parts: list[Mapping[str, Column]] = []
+    done, batch = 0, max(16, 2 * options.top)
+    while done < most:
+        rows = np.arange(done, min(done + batch, most))
+        step_s, breakdown = pricing.exact(table.take(rows))
+        times.append(step_s)
+        parts.append(breakdown)
+        done = int(rows[-1]) + 1
+        good = np.concatenate(times) <= min(limits.values(), default=np.inf)
+        best = np.sort(np.concatenate(times)[good])
+        enough = len(best) >= options.top
+        if enough and (options.objective == "memory" or (done < len(table) and screened[done] > best[options.top - 1] * (1 + options.tie))):
+            break
+    step_s = np.concatenate(times)
+    breakdown = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+    keep = np.ones(done, dtype=bool)
+    for name, limit in limits.items():
+        late = keep & (step_s > limit)
+        if late.any():
+            removed[name] = int(late.sum())
+        keep &= ~late
+    rows = np.flatnonzero(keep)
+    value = _value(case, options, step_s[rows], device[:done][rows])
+    order = ordered(table.take(rows), value, options.tie)
+    rows = rows[order]
+    return Ranking(
+        table.take(rows),
+        (case.cluster,) * len(rows),
+        step_s[rows],
+        {k: v[rows] for k, v in breakdown.items()},
+        device[:done][rows],
+        value[order],
+        removed,
+        0,
+    )
+
+
+def _value(case: Case, options: SearchOptions, step_s: Column, device: IntColumn) -> Column:
+    """What is minimized: seconds on the clock a step, GPU-seconds a step, or bytes."""
+    if options.objective == "memory":
+        return device.astype(float)
+    clock = step_s / max(reliability(case.model, case.job, case.cluster.gpus).goodput, 1e-9)
+    return clock if options.objective == "time" else clock * case.cluster.gpus
+
+
+def mechanisms(plan: ParallelPlan) -> int:
+    """How many things a plan uses that could go wrong: axes, virtual stages, a schedule of its own, recomputation, sharding, offload (counts double)."""
+    s = plan.structure
+    used = [plan.tp > 1, plan.pp > 1, plan.cp > 1, plan.ep > 1, plan.etp > 1, plan.virtual_stages > 1]
+    used += [plan.dp_replicate > 1 and plan.dp_shard > 1, s.sharding != "none", s.recompute != "none", s.async_tp, s.compile]
+    used += [plan.pp > 1 and s.schedule not in ("1f1b", "interleaved-1f1b")]
+    return sum(used) + 2 * (s.offload != "none")
+
+
+def ordered(table: PlanTable, value: Column, tie: float) -> IntColumn:
+    """Rows best first: groups within `tie` of their best, inside a group the simpler plan first."""
+    rank = np.argsort(value, kind="stable")
+    found: list[int] = []
+    start = 0
+    while start < len(rank):
+        end = int(np.searchsorted(value[rank], value[rank[start]] * (1 + tie), side="right"))
+        group = [(int(i), table.plan(int(i))) for i in rank[start : max(end, start + 1)]]
+        group.sort(key=lambda g: (mechanisms(g[1]), g[1].tp * g[1].pp * g[1].cp, value[g[0]]))
+        found += [i for i, _ in group]
+        start = max(end, start + 1)
+    return np.array(found, dtype=np.int64)
+
+
+def _merge(parts: Sequence[Ranking], options: SearchOptions) -> Ranking:
+    """Rankings of several numbers of GPUs as one, the `top` best."""
+    removed: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.removed.items():
+            removed[name] = removed.get(name, 0) + count
+    searched = sum(p.searched for p in parts)
+    full = [p for p in parts if len(p)]
+    if not full:
+        return Ranking(_none(), (), np.zeros(0), {}, np.zeros(0, np.int64), np.zeros(0), removed, searched)
+    table = PlanTable.concatenate([p.plans for p in full])
+    value = np.concatenate([p.value for p in full])
+    order = ordered(table, value, options.tie)[: options.top]
+    clusters = [c for p in full for c in p.clusters]
+    return Ranking(
+        table.take(order),
+        tuple(clusters[i] for i in order),
+        np.concatenate([p.step_s for p in full])[order],
+        {k: np.concatenate([p.breakdown[k] for p in full])[order] for k in full[0].breakdown},
+        np.concatenate([p.device_bytes for p in full])[order],
+        value[order],
+        removed,
+        searched,
+    )
+
+
+def _none() -> PlanTable:
+    return PlanTable.from_plans([ParallelPlan(Structure())]).take(np.zeros(0, dtype=np.intp))
+
+
+def _empty() -> Ranking:
+    return Ranking(_none(), (), np.zeros(0), {}, np.zeros(0, np.int64), np.zeros(0), {}, 0)
