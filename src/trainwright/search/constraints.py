@@ -515,21 +515,23 @@ ERRORS = tuple(r for r in RULES if not r.advice)
 ADVICE = tuple(r for r in RULES if r.advice)
 
 
-def violations(case: Case, plan: ParallelPlan, rules: tuple[Rule, ...] = RULES) -> list[Violation]:
+def broken(case: Case, plan: ParallelPlan, rules: tuple[Rule, ...] = RULES) -> list[Rule]:
     """Every rule that the plan breaks, in the order of `RULES`."""
     row = PlanTable.from_plans([plan])
-    broken = [r for r in rules if not r.allows(case, plan.structure, row)[0]]
-    return [explain(case, r, plan, rules) for r in broken]
+    return [r for r in rules if not r.allows(case, plan.structure, row)[0]]
+
+
+def violations(case: Case, plan: ParallelPlan, rules: tuple[Rule, ...] = RULES) -> list[Violation]:
+    """`broken`, explained."""
+    return [explain(case, r, plan, rules) for r in broken(case, plan, rules)]
 
 
 def check_plan(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plan: ParallelPlan) -> None:
     """Raises `SpecError` with the first rule that makes the plan impossible: what, where, the nearest legal values."""
     case = Case(model, cluster, job)
-    row = PlanTable.from_plans([plan])
-    for rule in ERRORS:
-        if not rule.allows(case, plan.structure, row)[0]:
-            found = explain(case, rule, plan, ERRORS)
-            raise SpecError(found.sentence, found.where, found.nearest)
+    for rule in broken(case, plan, ERRORS)[:1]:
+        found = explain(case, rule, plan, ERRORS)
+        raise SpecError(found.sentence, found.where, found.nearest)
 
 
 def advise(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plan: ParallelPlan) -> tuple[str, ...]:

@@ -197,7 +197,7 @@ def nearest_values(case: Case, rules: Sequence[Rule], plan: ParallelPlan, field:
         rows = PlanTable.from_plans([with_field(case, plan, field, c) for c in choices])
         return [c for c, good in zip(choices, mask(case, rules, rows), strict=True) if good][: 2 * count]
     now = plan.dp if field == "dp" else int(getattr(plan, field))
-    numbers = sorted({*range(1, 65), *range(max(1, now - 64), now + 65), *divisors(case.cluster.gpus), *divisors(case.batch)})
+    numbers = sorted({*range(1, 17), *range(max(1, now - 8), now + 9), *divisors(case.cluster.gpus), *divisors(case.batch)})
     rows = PlanTable.from_plans([with_field(case, plan, field, n) for n in numbers])
     good = [n for n, ok in zip(numbers, mask(case, rules, rows), strict=True) if ok]
     return [*[n for n in good if n < now][-count:], *[n for n in good if n > now][:count]]
