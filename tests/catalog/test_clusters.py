@@ -30,9 +30,17 @@ def test_the_shorthand_is_eight_nodes_of_eight() -> None:
 def test_a_rack_is_one_domain_of_trays() -> None:
     found = cluster("72xGB200")
     assert (found.nodes, found.gpus_per_node, found.scaleup_gpus) == (18, 4, 72)
-    assert any("tray" in a for a in found.assumed)
+    assert any("72 GPUs are joined" in a for a in found.assumed)
     assert cluster({"gpu": "gb200", "nodes": 2, "gpus_per_node": 4}).scaleup_gpus == 8
     assert cluster({"gpu": "gb200", "nodes": 36, "gpus_per_node": 4}).scaleup_gpus == 72
+
+
+def test_the_shorthand_becomes_nodes_of_the_catalogues_size() -> None:
+    assert (cluster("64xtrn2").nodes, cluster("64xtrn2").gpus_per_node) == (4, 16)
+    assert (cluster("64xgh200").nodes, cluster("64xgh200").gpus_per_node) == (16, 4)
+    assert (cluster("8xgh200").nodes, cluster("8xgh200").gpus_per_node) == (2, 4)
+    assert (cluster("8xtrn2").nodes, cluster("8xtrn2").gpus_per_node) == (1, 8)
+    assert (cluster("24xtrn2").nodes, cluster("24xtrn2").gpus_per_node) == (3, 8)
 
 
 def test_one_gpu_alone_makes_the_catalogues_node() -> None:

@@ -181,6 +181,7 @@ def test_which_layers_have_experts() -> None:
     assert sparse(small("mixtral")) == "xxxxxx"
     assert sparse(small("deepseek_v3")) == ".xxxxx"
     assert sparse(small("glm4_moe")) == "..xxxx"
+    assert sparse(small("deepseek_v2", moe_layer_freq=2)) == "..x.x."
     assert sparse(small("llama4")) == ".x.x.x"
     assert sparse(small("llama4", moe_layers=[0, 5])) == "x....x"
     assert sparse(small("qwen3_moe")) == ".x.x.x"

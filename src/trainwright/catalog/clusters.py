@@ -14,13 +14,15 @@ if TYPE_CHECKING:  # the catalogue alone needs no pydantic
     from ..spec.run import ClusterSection
 
 MOST_GPUS = 10_000_000
+SHORTHAND_NODE = 8  # GPUs a node that the shorthand "64xGPU" is read as before the GPU is known
 
 
 def build_cluster(section: ClusterSection, catalog_files: Sequence[str] = ()) -> ClusterSpec:
     """A `ClusterSpec` with every field filled; `ClusterSpec.assumed` has one sentence for each value that the section left out.
 
     Left out, ``gpus_per_node`` is the catalogue's typical node and ``nodes`` one. A rack of 72 GPUs (NVL72) is one scale-up domain of trays
-    of 4: nodes larger than a tray are counted as trays. `SpecError` where the whole has more than 10,000,000 GPUs.
+    of 4: nodes larger than a tray are counted as trays. Nodes of eight, which is what ``64xGPU`` is read as, are regrouped to the catalogue's
+    node where that has another size and divides the whole. `SpecError` where the whole has more than 10,000,000 GPUs.
     """
     gpu = load_gpu(section.gpu, catalog_files)
     assumed: list[str] = []
@@ -61,10 +63,13 @@ def _nodes(section: ClusterSection, gpu: GpuSpec, assumed: list[str]) -> tuple[i
     if nodes is None:
         nodes = 1
         assumed.append("one node")
-    tray = gpu.gpus_per_node
-    if gpu.scaleup_gpus > tray and per_node > tray and per_node % tray == 0:
-        nodes, per_node = nodes * (per_node // tray), tray
-        assumed.append(f"nodes of {tray} GPUs (a tray of {gpu.id}; {gpu.scaleup_gpus} GPUs are joined by its link)")
+    size, total = gpu.gpus_per_node, nodes * per_node
+    rack = gpu.scaleup_gpus > size and per_node > size
+    shorthand = per_node == SHORTHAND_NODE and (nodes > 1 or size < per_node)
+    if per_node != size and total % size == 0 and (rack or shorthand):
+        nodes, per_node = total // size, size
+        joined = f"; {gpu.scaleup_gpus} GPUs are joined by its link" if gpu.scaleup_gpus > size else ""
+        assumed.append(f"nodes of {size} GPUs (the catalogue's node of {gpu.id}{joined})")
     if nodes * per_node > MOST_GPUS:
         raise SpecError(f"{nodes:,} nodes of {per_node} GPUs are more than {MOST_GPUS:,} GPUs", "cluster.nodes", [MOST_GPUS // per_node])
     return nodes, per_node

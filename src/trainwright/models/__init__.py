@@ -75,6 +75,6 @@ def build_model(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     if family is None:
         raise unknown("model_type", kind, _by_type(), name or "model")
     model = family.build(text, name)
-    if text is not config:
+    if text is not config or "vision_config" in config:
         model = replace(model, notes=("text part only: the encoders of other modalities are left out", *model.notes))
     return model

@@ -71,9 +71,10 @@ def latent_attention(keys: Keys, hidden: int, prefix: str = "self_attn.") -> Par
 
 
 def dense_then_moe(keys: Keys, hidden: int, attention: Part) -> tuple[list[Block], int]:
-    """``first_k_dense_replace`` dense layers, then layers of routed and shared experts; and the elements of the routers' bias buffers."""
+    """``first_k_dense_replace`` dense layers, then experts in every ``moe_layer_freq``-th; and the elements of the routers' bias buffers."""
     layers, function = keys.layers(), keys.function("hidden_act", default="silu")
     first = keys.whole("first_k_dense_replace", default=0, least=0, most=MOST_LAYERS)
+    every = keys.whole("moe_layer_freq", default=1, most=MOST_LAYERS)
     ffn, width = keys.ffn(), keys.ffn("moe_intermediate_size")
     count, top_k = read_experts(keys, "n_routed_experts", "num_local_experts")
     shared = keys.whole("n_shared_experts", default=0, least=0, most=1024)
@@ -85,7 +86,8 @@ def dense_then_moe(keys: Keys, hidden: int, attention: Part) -> tuple[list[Block
         word = "moe" if is_moe else "dense"
         return pre_norm(label(word), hidden, norms(hidden), attention, moe if is_moe else dense, tags={word})
 
-    return by_kind(layers, lambda i: i >= first, block), max(layers - first, 0) * count
+    sparse = [i >= first and i % every == 0 for i in range(layers)]
+    return by_kind(layers, lambda i: sparse[i], block), sum(sparse) * count
 
 
 def multi_token_prediction(keys: Keys, hidden: int, vocab: int, layer: Block) -> tuple[Block, ...]:

@@ -43,4 +43,4 @@ def qwen_dense(keys: Keys, family: str, shape: Heads, options: Mapping[str, Any]
     return make(keys, family, blocks, buffer_bytes=rope_buffers(shape.head_dim), **ends(keys, hidden))
 
 
-FAMILY = Family("qwen2", ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"), build)
+FAMILY = Family("qwen2", ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_vl", "qwen2_5_vl"), build)
