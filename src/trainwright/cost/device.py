@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -93,8 +94,9 @@ PINNED = (
 )
 
 
-def structures_of(table: PlanTable) -> list[Structure]:
-    return [table.structures[int(code)] for code in table.structure]
+def by_row(table: PlanTable, value: Callable[[Structure], float]) -> Column:
+    """A column of what each plan's structure says."""
+    return np.array([value(s) for s in table.structures], dtype=np.float64)[table.structure]
 
 
 def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> IntColumn:
@@ -104,9 +106,8 @@ def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: 
     process = 3 * GB * ranks  # interpreter, libraries, pinned staging, data loader workers
     load = process + weights  # one copy of the 16-bit checkpoint is read and scattered
     moved = found.extra.get("offloaded_bytes", np.zeros(len(table), np.int64)).astype(np.float64)
-    kinds = [s.offload for s in structures_of(table)]
-    cpu = np.array([k in ("optimizer-cpu", "params-cpu") for k in kinds], dtype=np.float64)
-    factor = np.array([PINNED if s.framework == "deepspeed" else 1.0 for s in structures_of(table)])
+    cpu = by_row(table, lambda s: s.offload in ("optimizer-cpu", "params-cpu"))
+    factor = by_row(table, lambda s: PINNED if s.framework == "deepspeed" else 1.0)
     train = process + moved * ranks * cpu * factor
     save = process + 2.0 * model.parameters / np.maximum(table.gpus / ranks, 1)
     return np.rint(np.maximum(np.maximum(load, train), save)).astype(np.int64)
@@ -116,5 +117,4 @@ def nvme_bytes(cluster: ClusterSpec, table: PlanTable, found: MemoryTable) -> In
     """Disk of one node for states that live there."""
     ranks = np.minimum(cluster.gpus_per_node, table.gpus)
     moved = found.extra.get("offloaded_bytes", np.zeros(len(table), np.int64))
-    disk = np.array([s.offload.endswith("nvme") for s in structures_of(table)])
-    return np.where(disk, moved * ranks, 0).astype(np.int64)
+    return np.where(by_row(table, lambda s: s.offload.endswith("nvme")) > 0, moved * ranks, 0).astype(np.int64)

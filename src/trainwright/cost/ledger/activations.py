@@ -10,7 +10,7 @@ from ...frameworks.base import SaveRules
 from ...spec.blocks import Block, Op
 from ..table import Column
 from .saved import Kernels, Layout, Saved, block_input, kept_by, kernels_of, layouts, saved_by, size, total
-from .scope import Scope, ceil_div
+from .scope import Scope, add_up, ceil_div
 from .weights import local_elements
 
 
@@ -66,9 +66,12 @@ def backward_peak(block: Block, everything: tuple[Saved, ...], kernels: Kernels,
     sizes = [(s.first, size(s, scope)) for s in everything]
     x = size(block_input(block, kernels), scope)
     worst = np.zeros(len(scope))
+    alive = add_up((column for _, column in sizes), len(scope)) + x
     for i in range(len(block.ops) - 1, -1, -1):
-        alive = np.sum([column for first, column in sizes if first <= i] or [0.0 * x], axis=0)
-        worst = np.maximum(worst, alive + x + row_gradients(block.ops[i], where, kernels, scope))
+        worst = np.maximum(worst, alive + row_gradients(block.ops[i], where, kernels, scope))
+        for first, column in sizes:
+            if first == i:
+                alive -= column
     return worst
 
 

@@ -5,6 +5,7 @@ the largest.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -12,16 +13,18 @@ from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ..memory_table import PARTS, PHASES, STATES, MemoryTable
-from ..table import Column, PlanTable
+from ..memory_table import PARTS, PHASES, MemoryTable, Moment, Term, concatenate
+from ..table import Column, IntColumn, PlanTable
 from .accounts import Offloaded, Rank, accounts, offload
 from .activations import BlockBytes, LossBytes, block_bytes, by_kernels, embedding_masks, loss_bytes
 from .items import POOLS, Happening, Item, item, sum_of
 from .ranks import Slot, in_flight, slots
-from .scope import Scope
+from .scope import Scope, add_up
 from .weights import Held, held, largest_weight, nothing
 
 MOMENTS = ("after load", "end of forward", "loss backward", "first block backward", "end of backward", "optimizer step")
+PHASE_OF_MOMENT = np.array([PHASES.index(x) for x in ("load", "forward", "backward", "backward", "backward", "optimizer")])
+CHUNK = 2**15  # plans at a time: their columns stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -158,66 +161,134 @@ def _outputs_in_flight(scope: Scope, flying: Column) -> tuple[Item, ...]:
     )
 
 
-def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
-    """`MemoryTable` of the plans of one structure: the worst moment of the worst pipeline rank of each."""
-    scope = Scope(model, cluster, job, structure, table)
-    p, n = pieces(scope), len(table)
-    best = np.full(n, -1.0)
-    zero: Column = np.zeros(n)
-    out = dict.fromkeys(PARTS, zero)
-    states = dict.fromkeys(STATES, zero)
-    phases = dict.fromkeys(PHASES, zero)
-    rank_column, moment_column, saved_column, moved_column, reserved = zero, zero, zero, zero, zero
-    for slot in slots(scope):
-        found, moved, saved = happenings(p, slot, rank_weights(p, slot))
-        exists = slot.exists > 0
-        rank_best = np.full(n, -1.0)
-        rank_moment, rank_phases = zero, dict.fromkeys(PHASES, zero)
-        totals = [h.total() for h in found]
-        held_pools = [h.pools(n) for h in found]
-        pooled = np.sum([np.max([p[pool] for p in held_pools], axis=0) for pool in POOLS], axis=0) + sum_of(moved.accounts.leftovers, n)
-        pooled = pooled + np.rint(p.loss.stale * slot.head)
-        for k, (h, size) in enumerate(zip(found, totals)):
-            rank_phases[h.phase] = np.maximum(rank_phases[h.phase], size)
-            rank_moment = np.where(size > rank_best, float(k), rank_moment)
-            rank_best = np.maximum(rank_best, size)
-        wins = exists & (rank_best > best)
-        for k, h in enumerate(found):
-            rows = wins & (rank_moment == k)
-            if rows.any():
-                parts = h.parts(n)
-                out = {part: np.where(rows, parts[part], out[part]) for part in PARTS}
-        a = moved.accounts
-        mine = {"parameters": a.parameters, "master_weights": a.masters, "gradients": a.gradients, "optimizer": a.optimizer}
-        states = {part: np.where(wins, sum_of(mine[part], n), states[part]) for part in STATES}
-        phases = {phase: np.where(wins, rank_phases[phase], phases[phase]) for phase in PHASES}
-        rank_column = np.where(wins, slot.rank, rank_column)
-        moment_column = np.where(wins, rank_moment, moment_column)
-        saved_column = np.where(wins, np.rint(saved), saved_column)
-        moved_column = np.where(exists, np.maximum(moved_column, sum_of(moved.moved, n)), moved_column)
-        reserved = np.where(exists, np.maximum(reserved, pooled), reserved)
-        best = np.where(wins, rank_best, best)
-    from .detail import LedgerDetail
+@dataclass(frozen=True)
+class Outcome:
+    """The peak of one class of ranks, as columns: `size` is -1 where a plan has no such class."""
 
-    return MemoryTable.build(
-        n,
-        {part: whole(column) for part, column in out.items()},
-        {part: whole(column) for part, column in states.items()},
-        whole(saved_column),
-        {phase: whole(column) for phase, column in phases.items()},
-        detail=LedgerDetail(model, cluster, job, structure, table),
-        peak_phase=_phase_of_moments()[moment_column.astype(np.int64)],
-        peak_moment=moment_column.astype(np.int64),
-        moments=MOMENTS,
-        pipeline_rank=rank_column.astype(np.int64),
-        extra={"offloaded_bytes": whole(moved_column), "pooled_bytes": whole(reserved)},
+    size: Column
+    moment: Column
+    rank: Column
+    saved: Column
+    parts: dict[str, Column]
+    states: dict[str, Column]
+    phases: dict[str, Column]
+
+
+def outcome(p: Pieces, slot: Slot, found: list[Happening], moved: Offloaded, saved: Column) -> Outcome:
+    """The largest of the moments, what it is made of, and the largest of each phase."""
+    n = len(p.scope)
+    size, moment = np.full(n, -1.0), np.zeros(n)
+    phases: dict[str, Column] = {}
+    for k, h in enumerate(found):
+        total = h.total()
+        phases[h.phase] = np.maximum(phases[h.phase], total) if h.phase in phases else total
+        moment[total > size] = k
+        size = np.maximum(size, total)
+    parts = {part: np.zeros(n) for part in PARTS}
+    for k, h in enumerate(found):
+        rows = moment == k
+        if rows.any():
+            for part, column in h.parts(n).items():
+                parts[part][rows] = column[rows]
+    a = moved.accounts
+    owned = {"parameters": a.parameters, "master_weights": a.masters, "gradients": a.gradients, "optimizer": a.optimizer}
+    states = {part: sum_of(items, n) for part, items in owned.items()}
+    return Outcome(np.where(slot.exists > 0, size, -1.0), moment, slot.rank.astype(np.float64), np.rint(saved), parts, states, phases)
+
+
+def worse(a: Outcome, b: Outcome) -> Outcome:
+    """Each plan's larger peak; the earlier class of ranks on a tie."""
+    wins = b.size > a.size
+    if not wins.any():
+        return a
+
+    def pick(x: Column, y: Column) -> Column:
+        return np.where(wins, y, x)
+
+    def each(x: dict[str, Column], y: dict[str, Column]) -> dict[str, Column]:
+        return {k: pick(x[k], y[k]) for k in x}
+
+    return Outcome(
+        pick(a.size, b.size),
+        pick(a.moment, b.moment),
+        pick(a.rank, b.rank),
+        pick(a.saved, b.saved),
+        each(a.parts, b.parts),
+        each(a.states, b.states),
+        each(a.phases, b.phases),
     )
 
 
-def whole(column: Column) -> np.ndarray:
+def pooled(p: Pieces, slot: Slot, found: list[Happening], moved: Offloaded) -> Column:
+    """What the allocator has taken from the device after a step when no pool serves another: each pool's own largest moment, and leftovers."""
+    n = len(p.scope)
+    held_at = [h.pools(n) for h in found]
+    largest = add_up((np.maximum.reduce([at[pool] for at in held_at]) for pool in POOLS), n)
+    return (largest + sum_of(moved.accounts.leftovers, n) + np.rint(p.loss.stale * slot.head)) * slot.exists
+
+
+def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
+    """`MemoryTable` of the plans of one structure: the worst moment of the worst pipeline rank of each."""
+    n = len(table)
+    if n > CHUNK:
+        pieces_of = [table.take(np.arange(k, min(k + CHUNK, n))) for k in range(0, n, CHUNK)]
+        return concatenate([memory_rows(model, cluster, job, structure, piece) for piece in pieces_of])
+    scope = Scope(model, cluster, job, structure, table)
+    p = pieces(scope)
+    outcomes = []
+    offloaded, reserved = np.zeros(n), np.zeros(n)
+    for slot in slots(scope):
+        found, moved, saved = happenings(p, slot, rank_weights(p, slot))
+        outcomes.append(outcome(p, slot, found, moved, saved))
+        offloaded = np.maximum(offloaded, sum_of(moved.moved, n) * slot.exists)
+        reserved = np.maximum(reserved, pooled(p, slot, found, moved))
+    worst = reduce(worse, outcomes)
+    moment = worst.moment.astype(np.int64)
+    return MemoryTable.build(
+        n,
+        {part: whole(column) for part, column in worst.parts.items()},
+        {part: whole(column) for part, column in worst.states.items()},
+        whole(worst.saved),
+        {phase: whole(worst.phases[phase]) for phase in PHASES},
+        detail=LedgerDetail(model, cluster, job, structure, table),
+        peak_phase=PHASE_OF_MOMENT[moment],
+        peak_moment=moment,
+        moments=MOMENTS,
+        pipeline_rank=whole(worst.rank),
+        extra={"offloaded_bytes": whole(offloaded), "pooled_bytes": whole(reserved)},
+    )
+
+
+def whole(column: Column) -> IntColumn:
     return np.rint(column).astype(np.int64)
 
 
-def _phase_of_moments() -> np.ndarray:
-    names = ("load", "forward", "backward", "backward", "backward", "optimizer")
-    return np.array([PHASES.index(x) for x in names], dtype=np.int64)
+@dataclass(frozen=True)
+class LedgerDetail:
+    """Replays a single row again, with names. See `memory_table.Detail`."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: TrainingJob
+    structure: Structure
+    table: PlanTable
+
+    def _moments(self, row: int) -> list[Happening]:
+        scope = Scope(self.model, self.cluster, self.job, self.structure, self.table.take(np.array([row])))
+        p = pieces(scope)
+        lists = [happenings(p, slot, rank_weights(p, slot))[0] for slot in slots(scope)]
+        return max(lists, key=lambda found: max(float(h.total()[0]) for h in found))
+
+    def terms(self, row: int) -> list[Term]:
+        """The terms of the peak, largest first; their bytes sum to it."""
+        peak = max(self._moments(row), key=lambda h: float(h.total()[0]))
+        terms = [Term(i.name, i.part, i.formula, f"{int(i.bytes[0]):,}", int(i.bytes[0]), i.source) for i in peak.items if i.bytes[0]]
+        return sorted(terms, key=lambda t: -t.bytes)
+
+    def timeline(self, row: int) -> list[Moment]:
+        """The moments of a step in order."""
+        found = []
+        for h in self._moments(row):
+            parts = h.parts(1)
+            found.append(Moment(h.name, h.phase, {part: int(parts[part][0]) for part in PARTS if parts[part][0]}))
+        return found

@@ -77,9 +77,9 @@ def _undominated(found: list[Place]) -> list[Place]:
 def slots(scope: Scope) -> list[Slot]:
     """The classes of ranks of every plan: slot k holds each plan's k-th class."""
     pp, virtual = scope.table.pp, scope.table.virtual_stages
-    pairs, inverse = np.unique(np.stack([pp, virtual]), axis=1, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    lists = [places(scope.model, scope.structure, int(p), int(v)) for p, v in pairs.T]
+    keys = pp << 32 | virtual
+    pairs, inverse = np.unique(keys, return_inverse=True)
+    lists = [places(scope.model, scope.structure, int(k >> 32), int(k & 0xFFFFFFFF)) for k in pairs]
     names = list(scope.model.blocks)
     made = []
     for k in range(max(len(x) for x in lists)):

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-import numpy as np
-
 from ...frameworks.base import SaveRules
 from ...spec.blocks import Block, Op
 from ...spec.plan import Structure
 from ..table import Column
-from .scope import Scope, ceil_div
+from .scope import Scope, add_up, ceil_div
 
 Layout = Literal["sequence", "tensor", "whole", "routed", "routed_tensor", "scores", "heads", "lse_rounded"]
 
@@ -60,7 +58,7 @@ def size(saved: Saved, scope: Scope) -> Column:
 
 
 def total(tensors: tuple[Saved, ...], scope: Scope) -> Column:
-    return np.sum([size(s, scope) for s in tensors], axis=0) if tensors else np.zeros(len(scope))
+    return add_up((size(s, scope) for s in tensors), len(scope))
 
 
 @dataclass(frozen=True)

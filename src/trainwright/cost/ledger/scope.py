@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,14 @@ from ..table import Column, PlanTable
 
 def ceil_div(a: Column | float, b: Column | float) -> Column:
     return np.ceil(np.asarray(a) / b)
+
+
+def add_up(columns: Iterable[Column], n: int) -> Column:
+    """The sum of columns of `n` entries, one pass each."""
+    total: Column = np.zeros(n)
+    for column in columns:
+        total += column
+    return total
 
 
 @dataclass(frozen=True)
