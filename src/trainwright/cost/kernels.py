@@ -91,7 +91,8 @@ def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table:
 def attention_kernel(arch: str, year: float, library: str) -> str:
     """The fused attention kernel that software of that time runs.
 
-    PyTorch got FlashAttention 2 with 2.2 (January 2024); Transformer Engine (`library` "te") runs cuDNN's on Hopper from 2024; on Blackwell both run
+    PyTorch got FlashAttention 2 with 2.2 (January 2024); Transformer Engine (`library` "te") runs cuDNN's on Hopper from 1.6
+    (May 2024), FlashAttention 2 before; on Blackwell both run
     cuDNN's or FlashAttention 4.
     """
     if arch == "blackwell":
@@ -99,7 +100,7 @@ def attention_kernel(arch: str, year: float, library: str) -> str:
     if year < 2024.0:
         return "fa1_hopper" if arch == "hopper" else "fa1"
     if arch == "hopper":
-        return "cudnn_hopper" if library == "te" else "fa2_hopper"
+        return "cudnn_hopper" if library == "te" and year >= 2024.4 else "fa2_hopper"
     return "fa2"
 
 

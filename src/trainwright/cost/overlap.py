@@ -50,7 +50,7 @@ def in_layer(
         return behind(seconds, 0.5 * window, slowdown) if hides else seconds
     if message.overlaps:
         return behind(seconds, window, slowdown)
-    return seconds * (1.0 - rules.hides_ep) if message.axis == "ep" else seconds
+    return seconds * (1.0 - rules.hides_ep) if message.axis == "ep" and year >= rules.hides_ep_since else seconds
 
 
 def by_axis(traffic: Sequence[Traffic], axes: Sequence[str], phases: Sequence[str], like: Column) -> Column:

@@ -20,6 +20,7 @@ from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from ..spec.precision import DTYPE_BYTES
 from .collectives import collective_seconds
+from .distinct import distinct
 from .flops import Shares
 from .interval import spread
 from .kernels import Constants, Rates, rates
@@ -118,20 +119,21 @@ def pieces(
         notes=[() for _ in table.structures],
     )
     for structure, rows in table.by_structure():
-        whole = len(rows) == n
+        chosen = [k for k, m in enumerate(messages) if m.calls[rows].any()]
         part = StructurePieces(
             model,
             cluster,
             job,
             structure,
-            table if whole else table.take(rows),
-            list(messages),
-            [s if whole else s[rows] for s in seconds],
+            table if len(rows) == n else table.take(rows),
+            [messages[k] for k in chosen],
+            [seconds[k][rows] for k in chosen],
             table_of_constants,
             rules[structure.framework],
             rows,
         )
-        part.fill(made)
+        for k, shown in zip(chosen, part.fill(made)):
+            made.exposed_seconds[k][rows] = shown
     return made
 
 
@@ -152,22 +154,22 @@ class StructurePieces:
 
     def __post_init__(self) -> None:
         t = self.table
-        code = (((t.micro_batch_size * 4096 + t.tp) * 65536 + t.cp) * 4096 + t.ep) * 64 + t.etp
-        _, first, self.where = np.unique(code, return_index=True, return_inverse=True)
-        self.distinct = shares_of(t.take(first), self.job, self.structure)
+        first, self.where = distinct((t.micro_batch_size, t.tp, t.cp, t.ep, t.etp))
+        self.different = shares_of(t.take(first), self.job, self.structure)
         self.year = software_year(self.structure)
         self.rate: Rates = rates(self.cluster.gpu, self.job.precision, self.year, self.rules.attention, self.constants)
         self.age = software_factor(self.cluster, self.year, self.constants)
         self.m = t.accumulation.astype(float)
 
     def time_of(self, block: Block, end: bool = False) -> BlockTime:
-        return block_time(block, self.distinct, self.job, self.structure, self.rules, self.rate, self.constants, end=end)
+        return block_time(block, self.different, self.job, self.structure, self.rules, self.rate, self.constants, end=end)
 
     def spread(self, column: Column | float) -> Column:
         """From distinct combinations to plans."""
-        return np.broadcast_to(column, self.distinct.tokens.shape)[self.where]
+        return np.broadcast_to(column, self.different.tokens.shape)[self.where]
 
-    def fill(self, out: Pieces) -> None:
+    def fill(self, out: Pieces) -> list[Column]:
+        """Writes the rows of this structure; returns the exposed seconds of its messages."""
         times = [self.time_of(block) for block, _ in self.model.counts]
         layers, ends = reference_rank(self.model, self.structure, self.table)
         forward_window, backward_window = self._windows(times, layers)
@@ -176,12 +178,11 @@ class StructurePieces:
         self._ends(out)
         self._data(out, shown, layers, forward_window, backward_window)
         self._once(out, layers, ends)
-        for k, s in enumerate(shown):
-            out.exposed_seconds[k][self.rows] = s
         low, high = spread(self.model, self.cluster, self.job, self.structure, self.rate, self.constants)
         out.interval[0][self.rows], out.interval[1][self.rows] = low, high
         note = (self.rate.relative,) if self.rate.relative else ()
         out.notes[out.table.structures.index(self.structure)] = note
+        return shown
 
     def _windows(self, times: Sequence[BlockTime], layers: NDArray[np.float64]) -> tuple[Column, Column]:
         """Kernel seconds of one micro-batch forward and backward on the rank that the messages describe."""
@@ -221,7 +222,7 @@ class StructurePieces:
             axes = [a for a in IN_LAYER if a != "ep" or block.rows("grouped_linear")]
             comm_f = sum((comm[a, "f"] for a in axes), np.zeros(len(self.table)))
             comm_b = sum((comm[a, "b"] for a in axes), np.zeros(len(self.table)))
-            launch = time.kernels * host + self.spread(time.experts) * self.rules.host_s_per_expert * (host > 0)
+            launch = time.kernels * host + self._expert_launches(time, block, host)
             gpu_f = self.spread(time.forward) * self.age
             gpu_b = self.spread(time.backward) * self.age
             again = self.spread(time.recompute) * self.age
@@ -239,6 +240,15 @@ class StructurePieces:
                 parts[a][k, r] = comm[a, "f"] + comm[a, "b"]
             parts["host"][k, r] = forward + backward - (gpu_f + gpu_b + again + comm_f + comm_b)
 
+    def _expert_launches(self, time: BlockTime, block: Block, host: float) -> Column | float:
+        """Host seconds of routing and of what runs expert by expert: products, and casts in 8 bits."""
+        if not host or not block.rows("grouped_linear"):
+            return 0.0
+        law = self.constants["host"]["expert_launches"]
+        recipe = self.job.fp8_recipe or self.rules.default_fp8_recipe if self.job.precision in ("fp8", "fp4") else "none"
+        wait = self.rules.host_s_per_dispatch * (self.job.moe_capacity_factor is None)
+        return self.spread(time.experts) * self.rules.host_s_per_expert * law[recipe] + wait
+
     def _ends(self, out: Pieces) -> None:
         embedding, head = self.time_of(self.model.embedding, True), self.time_of(self.model.head, True)
         forward, backward = head.forward, head.backward
@@ -255,14 +265,17 @@ class StructurePieces:
     def _data(self, out: Pieces, shown: list[Column], layers: NDArray[np.float64], forward_window: Column, backward_window: Column) -> None:
         """Data-parallel traffic: each phase hides behind its window, of every micro-batch where parameters are gathered for each."""
         each = self.structure.sharding in ("zero2", "zero3")
+        # one chunk's collective runs beside the other chunks of the warm-up: a whole round of micro-batches
+        chunked = np.where(self.table.virtual_stages > 1, np.minimum(self.m, self.table.pp), 1.0)
+        times = self.m if each else chunked
         windows = {"forward": forward_window, "backward": backward_window, "reduce": backward_window}
         for phases in (("forward",), ("backward", "reduce"), ("optimizer",)):
             chosen = [k for k, m in enumerate(self.messages) if m.axis in DATA and m.phase in phases]
             if not chosen:
                 continue
-            hidden = [k for k in chosen if self.messages[k].overlaps and self.year >= self.rules.overlaps_dp_since]
+            hidden = [k for k in chosen if self._hides(self.messages[k])]
             beside = sum((self.seconds[k] for k in hidden), np.zeros(len(self.table)))
-            window = windows.get(phases[-1], forward_window) * (self.m if each else 1.0)
+            window = windows.get(phases[-1], forward_window) * times
             left = behind(beside, window, self.rules.dp_residual)
             share = np.where(beside > 0, left / np.maximum(beside, 1e-12), 1.0)
             for k in hidden:
@@ -274,6 +287,11 @@ class StructurePieces:
         out.per_micro_batch[self.rows] = per + self.rules.micro_batch_s + loss / self.m
         out.data_s[self.rows] = 0.0 if each else total
         self._pairs(out)
+
+    def _hides(self, m: Message) -> bool:
+        if m.overlaps:
+            return self.year >= self.rules.overlaps_dp_since
+        return m.phase == "reduce" and self.year >= self.rules.configures_overlap_since
 
     def _pairs(self, out: Pieces) -> None:
         """One message between stages; where each tensor-parallel rank sends its part, the gather at the receiver is fast and left out."""
@@ -291,8 +309,8 @@ class StructurePieces:
         sharded = self.structure.sharding != "none"
         dense = experts = np.zeros(len(t))
         for n, block in [*zip(layers, (b for b, _ in self.model.counts)), (ends[0], self.model.embedding), (ends[1], self.model.head)]:
-            total = self.spread(local_parameters(block, self.distinct))
-            special = self.spread(expert_parameters(block, self.distinct))
+            total = self.spread(local_parameters(block, self.different))
+            special = self.spread(expert_parameters(block, self.different))
             dense, experts = dense + n * (total - special), experts + n * special
         shard = (t.dp_shard * t.cp).astype(float) if sharded else np.ones(len(t))
         expert_shard = np.maximum(1.0, shard * t.tp / (t.ep * t.etp)) if sharded else np.ones(len(t))
@@ -308,7 +326,7 @@ class StructurePieces:
         law = self.constants["offload"]
         link = self.cluster.gpu.pcie_bytes_per_s * law["pcie_share"] or law["pcie_bytes_per_s"]
         if kind == "activations-cpu":
-            saved = sum((n * self.spread(self.distinct.tokens) for n in layers), np.zeros(len(t))) * self.model.hidden * 2.0
+            saved = sum((n * self.spread(self.different.tokens) for n in layers), np.zeros(len(t))) * self.model.hidden * 2.0
             out.offload_s[self.rows] = np.maximum(2.0 * saved * self.m / link - out.forward[:, self.rows].sum(axis=0) * 0.0, 0.0)
             return
         update = owned * (law["cpu_bytes_per_parameter"] / (law["host_bytes_per_s"] / self.cluster.gpus_per_node) + 4.0 / link)
@@ -346,14 +364,12 @@ def expert_parameters(block: Block, shares: Shares) -> Column:
 
 def reference_rank(model: ModelSpec, structure: Structure, table: PlanTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """([kinds, plans] layers, [2, plans] embedding and head) of the pipeline rank with the most parameters, which the messages describe."""
-    layers = np.zeros((len(model.counts), len(table)))
-    ends = np.zeros((2, len(table)))
     sizes = np.array([block.parameters for block, _ in model.counts], dtype=float)
     tied = model.vocab * model.hidden if model.tied else 0
-    code = table.pp * 4096 + table.virtual_stages
-    distinct, where = np.unique(code, return_inverse=True)
-    for j, c in enumerate(distinct.tolist()):
-        pp, virtual = divmod(c, 4096)
+    first, where = distinct((table.pp, table.virtual_stages))
+    found = []
+    for i in first.tolist():
+        pp, virtual = int(table.pp[i]), int(table.virtual_stages[i])
         s = stages_of(model, pp, virtual, structure.schedule, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
         counts = np.zeros((pp, len(sizes)))
         np.add.at(counts, s.rank, s.counts)
@@ -364,7 +380,6 @@ def reference_rank(model: ModelSpec, structure: Structure, table: PlanTable) -> 
         weight = counts @ sizes + end[:, 0] * model.embedding.parameters
         weight = weight + end[:, 1] * (model.head.parameters + model.mtp_parameters + np.where(end[:, 0] > 0, 0, tied))
         r = int(weight.argmax())
-        chosen = where == j
-        layers[:, chosen] = counts[r][:, None]
-        ends[:, chosen] = end[r][:, None]
-    return layers, ends
+        found.append(np.concatenate([counts[r], end[r]]))
+    columns = np.array(found).T[:, where]
+    return columns[:-2], columns[-2:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,12 @@ MAX_ACTIONS = 40_000  # of a replay; longer steps are extended by the slope of t
 
 @dataclass(frozen=True)
 class Stages:
-    """What stands on each of pp x virtual_stages stages: `counts` [stages, kinds] layers of each block, `rank` [stages], first and last stage
-    with the ends. `copies`: DualPipe keeps every stage on two ranks, each of which runs half of the micro-batches."""
+    """What stands on each of pp x virtual_stages stages: `counts` [stages, kinds] layers of each block, `rank` [stages]; the first stage has the
+    embedding, the last one the head. `bidirectional`: DualPipe keeps every stage on two ranks, each runs it for half of the micro-batches.
+
+    `classes` are the different ranks: layers of each kind, ends (embedding, head), and what the first chunk of all ranks before it holds, of the
+    last of its kind; columns (kinds..., embedding, head).
+    """
 
     counts: NDArray[np.float64]
     rank: NDArray[np.int64]
@@ -30,6 +34,22 @@ class Stages:
     @property
     def stages(self) -> int:
         return len(self.counts)
+
+    @cached_property
+    def classes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(work [classes, kinds + 2], ramp [classes, kinds + 2])."""
+        ends = np.zeros((self.stages, 2))
+        ends[0, 0] = ends[-1, 1] = 1.0
+        each = np.hstack([self.counts, ends])
+        work = np.zeros((self.pp, each.shape[1]))
+        np.add.at(work, self.rank, each)
+        if self.bidirectional:
+            work = 0.5 * (work + work[::-1])
+        first = each[: self.pp]
+        ramp = np.cumsum(first, axis=0) - first
+        last_of: dict[tuple[float, ...], int] = {tuple(row): r for r, row in enumerate(work.tolist())}
+        chosen = sorted(last_of.values())
+        return work[chosen], ramp[chosen]
 
 
 def schedule_of(name: str, virtual_stages: int) -> str:
@@ -62,20 +82,39 @@ def stages_of(model: ModelSpec, pp: int, virtual_stages: int, schedule: str, giv
     return Stages(until[ends[1:]] - until[ends[:-1]], rank, pp, placement == "bidirectional")
 
 
-def bound(stages: Stages, forward: NDArray[np.float64], backward: NDArray[np.float64], microbatches: Column, unsplit: bool) -> Column:
-    """Seconds that no order of the actions can beat; `forward` and `backward` are [stages, plans].
+def bound(
+    stages: Stages, forward: NDArray[np.float64], backward: NDArray[np.float64], chunk_s: Column, microbatches: Column, unsplit: bool
+) -> tuple[Column, NDArray[np.intp]]:
+    """(seconds that no order of the actions can beat, the class of ranks that sets them).
 
-    Rank r works for `microbatches` times its chunks; before its first action the first micro-batch has passed the first chunk of the ranks
+    `forward` and `backward` are [kinds + 2, plans] seconds of a layer of each kind, of embedding and head; `chunk_s` is paid for each chunk besides.
+    A rank works for `microbatches` times what stands on it; before its first action the first micro-batch has passed the first chunk of the ranks
     before it, and where backward is not split its last action is followed by the backward of those same chunks. The largest over the ranks.
     """
-    work = forward + backward
-    if stages.bidirectional:
-        return (0.5 * (work + work[::-1])).max(axis=0) * microbatches
-    busy = np.zeros((stages.pp, work.shape[1]))
-    np.add.at(busy, stages.rank, work)
-    first = forward[: stages.pp] + (backward[: stages.pp] if unsplit else 0.0)
-    ramp = np.cumsum(first, axis=0) - first
-    return (busy * microbatches + ramp).max(axis=0)
+    work, ramp = stages.classes
+    both = forward + backward
+    if stages.bidirectional or stages.pp == 1:
+        ramp = np.zeros_like(ramp)
+    best = np.zeros(forward.shape[1])
+    which = np.zeros(forward.shape[1], dtype=np.intp)
+    chunks = stages.stages // stages.pp
+    for c, (w, r) in enumerate(zip(work, ramp)):
+        seconds = (_dot(w, both) + chunk_s * chunks) * microbatches
+        if r.any():
+            seconds = seconds + _dot(r, both if unsplit else forward)
+        better = seconds > best
+        which[better] = c
+        np.maximum(best, seconds, out=best)
+    return best, which
+
+
+def _dot(weights: NDArray[np.float64], columns: NDArray[np.float64]) -> Column:
+    """weights @ columns, in the same order for every number of plans, so that a plan's time does not depend on its table."""
+    total = np.zeros(columns.shape[1])
+    for w, column in zip(weights.tolist(), columns):
+        if w:
+            total += w * column
+    return total
 
 
 def replayed(

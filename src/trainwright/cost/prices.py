@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..spec.cluster import ClusterSpec
 from .collectives import collective_seconds
+from .distinct import distinct
 from .message import Message
 from .table import Column, PlanTable
 
@@ -17,22 +18,11 @@ def price(cluster: ClusterSpec, table: PlanTable, messages: Sequence[Message]) -
     """Seconds a step that one rank spends in each message, hidden or not."""
     if not messages:
         return []
-    keys = [
-        _key(table, ("micro_batch_size", "tp", "cp", "ep", "etp")),
-        _key(table, ("tp", "cp", "pp", "ep", "etp", "dp_shard", "dp_replicate", "virtual_stages")),
-    ]
-    return [_one(cluster, keys, m) for m in messages]
-
-
-def _key(table: PlanTable, names: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(first plan of each different combination of these columns, which combination each plan has)."""
-    code = np.zeros(len(table), dtype=np.int64)
-    for name in names:
-        column = getattr(table, name)
-        values, place = np.unique(column, return_inverse=True)
-        code = code * len(values) + place
-    _, first, where = np.unique(code, return_index=True, return_inverse=True)
-    return first, where
+    layer = (table.micro_batch_size, table.tp, table.cp, table.ep, table.etp)
+    state = (table.tp, table.cp, table.pp, table.ep, table.etp, table.dp_shard, table.dp_replicate, table.virtual_stages)
+    inside, outside = distinct(layer), distinct(state)
+    keys = {"tp": [inside], "cp": [inside], "ep": [inside, outside], "pp": []}
+    return [_one(cluster, keys.get(m.axis, [outside]), m) for m in messages]
 
 
 def _one(cluster: ClusterSpec, keys: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]], m: Message) -> Column:

@@ -20,6 +20,7 @@ from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
+from .distinct import distinct
 from .kernels import Constants, constants
 from .message import Message
 from .pieces import Pieces, pieces
@@ -82,13 +83,11 @@ class TimeTable:
 
 @dataclass(frozen=True)
 class _Span:
-    """Seconds of the pipeline and of the rank that works longest, without its idle time."""
+    """Seconds of the pipeline, what stands on the rank that works longest, and what messages between stages add."""
 
     makespan: Column
     layers: NDArray[np.float64]  # [kinds, plans] layers of each kind on that rank
-    embedding: Column
-    head: Column
-    chunks: Column
+    ends: NDArray[np.float64]  # [2, plans] embedding and head
     p2p: Column
 
 
@@ -105,11 +104,7 @@ def screen(
     p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
     span = _empty_span(p)
     for structure, stages, rows in _groups(model, table):
-        forward, backward, weight = _stage_seconds(p, structure, stages, rows)
-        entry = SCHEDULES[schedule_of(structure.schedule, stages.stages // stages.pp)]
-        unsplit = not entry.splits_backward and entry.placement == "loop"
-        span.makespan[rows] = bound(stages, forward, backward + weight, table.accumulation[rows].astype(float), unsplit)
-        _busiest(p, span, stages, forward + backward + weight, rows)
+        _bound(p, span, structure, stages, rows)
     return _finish(p, span, Origin(model, cluster, job, table, messages, settings))
 
 
@@ -126,20 +121,9 @@ def exact(
     p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
     span = _empty_span(p)
     for structure, stages, rows in _groups(model, table):
-        forward, backward, weight = _stage_seconds(p, structure, stages, rows)
-        m = table.accumulation[rows].astype(float)
-        blocking = settings.rules[structure.framework].blocking_p2p
-        if stages.stages == 1:
-            span.makespan[rows] = (forward + backward + weight)[0] * m
-        else:
-            for j, i in enumerate(rows):
-                args = (forward[:, j], backward[:, j], weight[:, j])
-                bare = bound(stages, forward[:, j : j + 1], (backward + weight)[:, j : j + 1], m[j : j + 1], False)[0]
-                full = replayed(structure.schedule, stages, int(m[j]), *args, float(p.p2p_s[i]), blocking)
-                span.makespan[i] = max(full, bare)
-                free = replayed(structure.schedule, stages, int(m[j]), *args, 0.0, False)
-                span.p2p[i] = max(0.0, span.makespan[i] - free)
-        _busiest(p, span, stages, forward + backward + weight, rows)
+        _bound(p, span, structure, stages, rows)
+        if stages.stages > 1:
+            _replay(p, span, structure, stages, rows, settings.rules[structure.framework].blocking_p2p)
     return _finish(p, span, Origin(model, cluster, job, table, messages, settings))
 
 
@@ -147,56 +131,53 @@ def _groups(model: ModelSpec, table: PlanTable) -> list[tuple[Structure, Stages,
     """Plans of one structure, number of stages and of chunks share their stages."""
     found = []
     for structure, rows in table.by_structure():
-        code = table.pp[rows] * 4096 + table.virtual_stages[rows]
-        distinct, where = np.unique(code, return_inverse=True)
-        for k, c in enumerate(distinct.tolist()):
-            pp, virtual = divmod(c, 4096)
-            stages = stages_of(
-                model, pp, virtual, structure.schedule, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages
-            )
-            found.append((structure, stages, rows[where == k] if len(distinct) > 1 else rows))
+        first, where = distinct((table.pp[rows], table.virtual_stages[rows]))
+        order = np.argsort(where, kind="stable")
+        for i, mine in zip(first, np.split(order, np.cumsum(np.bincount(where))[:-1])):
+            pp, virtual = int(table.pp[rows[i]]), int(table.virtual_stages[rows[i]])
+            even = FRAMEWORKS[structure.framework].even_stages
+            stages = stages_of(model, pp, virtual, structure.schedule, structure.layers_per_stage, even)
+            found.append((structure, stages, rows[mine]))
     return found
 
 
 def _empty_span(p: Pieces) -> _Span:
     n = len(p.table)
-    return _Span(np.zeros(n), np.zeros((len(p.kinds), n)), np.zeros(n), np.zeros(n), np.ones(n), np.zeros(n))
+    return _Span(np.zeros(n), np.zeros((len(p.kinds), n)), np.zeros((2, n)), np.zeros(n))
 
 
-def _stage_seconds(p: Pieces, structure: Structure, stages: Stages, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64], ...]:
-    """Forward, input gradient and weight gradient of each stage, [stages, plans]."""
-    forward = stages.counts @ p.forward[:, rows]
-    backward = stages.counts @ p.backward[:, rows]
-    weight = stages.counts @ p.weight[:, rows]
-    forward[0] += p.embedding[0][rows]
-    backward[0] += p.embedding[1][rows]
-    forward[-1] += p.head[0][rows]
-    backward[-1] += p.head[1][rows]
-    forward += p.per_micro_batch[rows] / (stages.stages // stages.pp)
-    return forward, backward, weight
+def _columns(layers: NDArray[np.float64], *ends: Column) -> NDArray[np.float64]:
+    """[kinds + 2, plans]: a layer of each kind, embedding, head."""
+    return np.vstack([layers, *(e[None] for e in ends)])
 
 
-def _busiest(p: Pieces, span: _Span, stages: Stages, work: NDArray[np.float64], rows: NDArray[np.intp]) -> None:
-    """Fills `span` with what stands on the rank that works longest."""
-    counts, kinds = stages.counts, np.arange(stages.stages)
-    if stages.bidirectional:
-        per_rank = 0.5 * (work + work[::-1])
-    else:
-        per_rank = np.zeros((stages.pp, work.shape[1]))
-        np.add.at(per_rank, stages.rank, work)
-    worst = per_rank.argmax(axis=0)
-    layers = np.zeros((stages.pp, counts.shape[1]))
-    ends = np.zeros((stages.pp, 2))
-    for s in kinds:
-        for rank, share in (
-            ((stages.rank[s], 0.5), (stages.pp - 1 - stages.rank[s], 0.5)) if stages.bidirectional else ((stages.rank[s], 1.0),)
-        ):
-            layers[rank] += share * counts[s]
-            ends[rank] += share * np.array([s == 0, s == stages.stages - 1])
-    span.layers[:, rows] = layers[worst].T
-    span.embedding[rows] = ends[worst, 0]
-    span.head[rows] = ends[worst, 1]
-    span.chunks[rows] = stages.stages // stages.pp
+def _bound(p: Pieces, span: _Span, structure: Structure, stages: Stages, rows: NDArray[np.intp]) -> None:
+    """Fills `span` with the bound, and with what stands on the rank that sets it."""
+    entry = SCHEDULES[schedule_of(structure.schedule, stages.stages // stages.pp)]
+    forward = _columns(p.forward[:, rows], p.embedding[0][rows], p.head[0][rows])
+    backward = _columns(p.backward[:, rows] + p.weight[:, rows], p.embedding[1][rows], p.head[1][rows])
+    chunks = stages.stages // stages.pp
+    unsplit = not entry.splits_backward and entry.placement == "loop"
+    m = p.table.accumulation[rows].astype(float)
+    span.makespan[rows], which = bound(stages, forward, backward, p.per_micro_batch[rows] / chunks, m, unsplit)
+    on_rank = stages.classes[0][which].T
+    span.layers[:, rows] = on_rank[:-2]
+    span.ends[:, rows] = on_rank[-2:]
+
+
+def _replay(p: Pieces, span: _Span, structure: Structure, stages: Stages, rows: NDArray[np.intp], blocking: bool) -> None:
+    """Raises the bound to the makespan of the schedule, and fills in what messages between stages add."""
+    seconds = [stages.counts @ part[:, rows] for part in (p.forward, p.backward, p.weight)]
+    for part, ends in zip(seconds, (0, 1)):
+        part[0] += p.embedding[ends][rows]
+        part[-1] += p.head[ends][rows]
+    seconds[0] += p.per_micro_batch[rows] / (stages.stages // stages.pp)
+    for j, i in enumerate(rows):
+        m, costs = int(p.table.accumulation[i]), [part[:, j] for part in seconds]
+        full = replayed(structure.schedule, stages, m, *costs, float(p.p2p_s[i]), blocking)
+        free = replayed(structure.schedule, stages, m, *costs, 0.0, False) if p.p2p_s[i] else full
+        span.makespan[i] = max(full, span.makespan[i])
+        span.p2p[i] = max(0.0, full - free)
 
 
 def _finish(p: Pieces, span: _Span, origin: Origin) -> TimeTable:
@@ -204,7 +185,7 @@ def _finish(p: Pieces, span: _Span, origin: Origin) -> TimeTable:
     settings = origin.settings
     m = p.table.accumulation.astype(float)
     sums = {name: m * (span.layers * p.layer_parts[name]).sum(axis=0) for name in p.layer_parts}
-    ends = m * (span.embedding * p.embedding.sum(axis=0) + span.head * p.head.sum(axis=0))
+    ends = m * (span.ends[0] * p.embedding.sum(axis=0) + span.ends[1] * p.head.sum(axis=0))
     busy = sum(sums.values()) + ends + m * p.per_micro_batch
     bubble = np.maximum(span.makespan - span.p2p - busy, 0.0)
     jitter = settings.constants["step"]["jitter"] * np.log2(np.maximum(p.nodes, 1.0))
@@ -228,8 +209,7 @@ def _finish(p: Pieces, span: _Span, origin: Origin) -> TimeTable:
     step = np.sum(list(parts.values()), axis=0)
     breakdown = {name: np.broadcast_to(parts[name], step.shape) for name in PARTS}
     low, high = p.interval
-    ends_on_rank = np.stack([span.embedding, span.head])
-    return TimeTable(step, breakdown, p.message_seconds, p.exposed_seconds, step * low, step * high, span.layers, ends_on_rank, p, origin)
+    return TimeTable(step, breakdown, p.message_seconds, p.exposed_seconds, step * low, step * high, span.layers, span.ends, p, origin)
 
 
 __all__ = ["PARTS", "Settings", "Term", "TimeTable", "exact", "screen"]

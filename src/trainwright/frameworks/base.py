@@ -57,10 +57,11 @@ class TimeRules:
       epilogue; `gather_copy_bytes` are moved a parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te"
       (Transformer Engine) or "sdpa" (PyTorch).
     * Recomputation: `checkpoint_stops_early` leaves out the last product, `selective` is what that mode repeats.
-    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `micro_batch_s` a pause each
-      micro-batch.
-    * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all, `dp_residual` of overlapped
+    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `host_s_per_dispatch` more for
+      routing (where no capacity is set the host waits for the token counts), `micro_batch_s` a pause each micro-batch.
+    * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all from `hides_ep_since`, `dp_residual` of overlapped
       data-parallel traffic that shows all the same, `overlaps_dp_since` the year from which it overlaps at all,
+      `configures_overlap_since` that from which usual configurations turn on an overlap of gradients that is off by default,
       `hides_input_gradient_since` that from which the reduction of an input gradient runs behind the weight gradient's product.
     * Pipeline: `blocking_p2p`: 1F1B's sends keep the rank busy; `scatters_p2p`: each tensor-parallel rank sends its part between stages and the
       whole is gathered there.
@@ -76,11 +77,14 @@ class TimeRules:
     default_fp8_recipe: str = "delayed"
     host_s_per_kernel: tuple[tuple[float, float], ...] = ((0.0, 20e-6),)
     host_s_per_expert: float = 0.0
+    host_s_per_dispatch: float = 0.0
     micro_batch_s: float = 0.0
     hides_tp: float = 0.0
     hides_ep: float = 0.0
+    hides_ep_since: float = 0.0
     dp_residual: float = 0.33
     overlaps_dp_since: float = 0.0
+    configures_overlap_since: float = 9999.0
     blocking_p2p: bool = False
     scatters_p2p: bool = False
     attention: str = "sdpa"
