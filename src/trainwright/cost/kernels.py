@@ -105,9 +105,10 @@ def attention_kernel(arch: str, year: float, library: str) -> str:
 
 
 def misalignment(dim: Column, law: Constants) -> Column:
-    """Factor on time for a dimension that 64 does not divide: 1 where it does, 1 + misaligned for an odd one... of 8 elements and fewer."""
+    """Factor on time for a dimension of 16-bit elements that tensor cores load badly: 1 for multiples of 64, up to 1 + misaligned for multiples of 8
+    (16 bytes), 1 + unaligned below, where whole vectors cannot be loaded."""
     common = np.gcd(np.maximum(np.rint(dim), 1).astype(np.int64), 64)
-    return 1.0 + law["misaligned"] * np.minimum(64.0 / common - 1.0, 7.0) / 7.0
+    return np.where(common < 8, 1.0 + law["unaligned"], 1.0 + law["misaligned"] * (64.0 / np.maximum(common, 8) - 1.0) / 7.0)
 
 
 def matmul_seconds(

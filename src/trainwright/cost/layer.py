@@ -6,7 +6,7 @@ Every part has forward and backward seconds of the GPU, and the host's launches 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,23 +15,12 @@ from ..spec.blocks import Block
 from ..spec.job import TrainingJob
 from ..spec.plan import Structure
 from ..spec.precision import DTYPE_BYTES, activation_dtype
+from .adapters import adapter_parts
 from .elementwise import Elementwise, elementwise, product_input_elements, product_output_elements, score_softmax
 from .flops import Product, Shares, attention, document_length, in_module, products
 from .kernels import Constants, Rates, attention_seconds, matmul_seconds
+from .parts import Part
 from .table import Column
-
-
-@dataclass(frozen=True)
-class Part:
-    """Seconds of one kind of kernel of a block, forward and backward; `numbers` are the columns that the formula names."""
-
-    name: str
-    kind: str  # product | grouped | attention | scores | elementwise | casts | loss | gradients
-    forward: Column
-    backward: Column
-    formula: str
-    numbers: dict[str, Column] = field(default_factory=dict)
-    source: str = "catalog/kernels.toml"
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,8 @@ def block_time(
 ) -> BlockTime:
     """`end`: embedding or head, which no mode recomputes and no 8-bit recipe quantizes."""
     precision = activation_dtype(job.precision) if end else job.precision
-    fusion = "compiled" if structure.compile and rules.compiles else rules.fusion
+    own_code = job.method == "full" and not (rules.eager_when_sharded and structure.sharding in ("zero2", "zero3"))
+    fusion = "compiled" if structure.compile and rules.compiles else rules.fusion if own_code else "eager"
     scores = (
         ""
         if structure.attention in ("flash", "efficient")
@@ -74,7 +64,9 @@ def block_time(
     softmax = score_softmax(block, shares, job, scores, table) if scores else None
     if softmax:
         moved["score softmax"] = softmax
-    kernels = float(sum(e.kernels for e in moved.values()))
+    extra, launches = ([], 0) if end else adapter_parts(block, shares, job, rate)
+    parts += extra
+    kernels = float(launches + sum(e.kernels for e in moved.values()))
     parts += [_bound(name, e, rate) for name, e in moved.items()]
     if precision in ("fp8", "fp4"):
         parts.append(_casts(block, shares, job, rules, rate, table))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .layer import BlockTime, Part
+from .layer import BlockTime
+from .parts import Part
 from .pieces import StructurePieces
 
 if TYPE_CHECKING:

@@ -53,9 +53,9 @@ class TimeRules:
     """What overlaps with what, and the host's part.
 
     * Kernels: `fusion` names the passes of ``catalog/kernels.toml`` (fused | eager) that elementwise kernels make, `compiles` whether `compile`
-      changes them; `fuses_projections` runs q, k, v (gate, up) as one product; `fuses_gradient_sum` sums weight gradients in the product's
-      epilogue; `gather_copy_bytes` are moved a parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te"
-      (Transformer Engine) or "sdpa" (PyTorch).
+      changes them, `eager_when_sharded` that ZeRO-2 and 3 run around Hugging Face's own modules (adapters always do); `fuses_projections` runs
+      q, k, v (gate, up) as one product; `fuses_gradient_sum` sums weight gradients in the product's epilogue; `gather_copy_bytes` are moved a
+      parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te" (Transformer Engine) or "sdpa" (PyTorch).
     * Recomputation: `checkpoint_stops_early` leaves out the last product, `selective` is what that mode repeats.
     * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `host_s_per_dispatch` more for
       routing (where no capacity is set the host waits for the token counts), `micro_batch_s` a pause each micro-batch.
@@ -68,6 +68,7 @@ class TimeRules:
     """
 
     fusion: str = "eager"
+    eager_when_sharded: bool = False
     compiles: bool = False
     fuses_projections: bool = False
     fuses_gradient_sum: bool = False
