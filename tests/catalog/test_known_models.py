@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,16 @@ def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(SpecError, match="is a directory without a config"):
         load_model(str(tmp_path / "config.json"))
+
+
+def test_one_model_and_one_gpu_load_alone() -> None:
+    """Naming one model reads one configuration and imports one family: not the others, and no pydantic."""
+    code = (
+        "import sys; from trainwright.catalog.load import load_gpu, load_model; load_model('llama-3.1-70b'); load_gpu('h100'); "
+        "loaded = [m for m in sys.modules if m.startswith(('trainwright.models.', 'pydantic', 'numpy'))]; print(sorted(loaded))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == str([f"trainwright.models.{m}" for m in ("by_size", "keys", "layers", "llama", "parts")])
 
 
 def test_the_table_for_people_lists_every_model() -> None:

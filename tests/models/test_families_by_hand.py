@@ -158,6 +158,7 @@ def test_where_windows_lie() -> None:
     assert windows(small("gpt_oss", sliding_window=32)) == [32, None] * 3
     assert windows(small("mistral", sliding_window=32)) == [32] * 6
     assert windows(small("mistral", sliding_window=None)) == [None] * 6
+    assert windows(build_model(table("mistral"))) == [4096] * 6  # what the class assumes where the key is left out
     assert windows(small("qwen2", use_sliding_window=True, sliding_window=32, max_window_layers=4)) == [None] * 4 + [32] * 2
     assert windows(small("qwen2", use_sliding_window=False, sliding_window=32, max_window_layers=0)) == [None] * 6
     assert windows(small("llama4", attention_chunk_size=32)) == [32, 32, 32, None, 32, 32]

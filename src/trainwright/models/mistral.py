@@ -11,12 +11,11 @@ from .keys import Keys
 from .layers import by_kind, ends, label, make, pre_norm, rope_buffers
 from .parts import attention, gated_mlp, norms, read_heads
 
-DEFAULTS = {"vocab_size": 32000, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+DEFAULTS = {"vocab_size": 32000, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": 4096}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def build(config: Mapping[str, Any], name: str) -> ModelSpec:
-    # A window that the configuration does not mention is none: the class says 4,096, which only version 0.1 of the 7B trained with.
     keys = Keys(config, name, DEFAULTS)
     hidden, layers, ffn = keys.hidden(), keys.layers(), keys.ffn()
     shape, window = read_heads(keys, hidden), keys.whole("sliding_window", default=None)

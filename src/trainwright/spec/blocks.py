@@ -26,7 +26,7 @@ Kind = Literal[
     "attention",  # softmax(q k^T) v: heads, kv_heads, head_dim, v_head_dim, window
     "linear_attention",  # gated delta rule and relatives: state of head_dim x v_head_dim a head
     "conv1d",  # short causal depthwise convolution; k = kernel size
-    "activation",  # function: silu | gelu | gelu-tanh | relu | relu2 | sigmoid | softmax
+    "activation",  # function: silu | gelu | gelu-tanh | relu | relu2 | xielu | sigmoid | softmax
     "multiply",  # elementwise product of two tensors
     "add",  # residual sum
     "router",  # scores of the experts and the choice of top_k: k = hidden, width = experts
