@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...spec.blocks import Block, Op
-from . import ops
+from . import ops, tensor
 from .machine import Parameter, Tensor
 from .sizes import Size
 
@@ -24,6 +24,7 @@ class Environment:
     def __init__(self, block_ops: list[Op], x: Tensor) -> None:
         self.values: dict[str, Tensor] = {"x": x}
         self.drops = drops(block_ops)
+        self.modules = {op.output: module for op, module in zip(block_ops, modules(block_ops))}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.values[name]
@@ -65,7 +66,7 @@ def drops(block_ops: list[Op]) -> dict[int, list[str]]:
                 last[name] = max(last[name], last_of_module[where[i]])
         made[op.output] = i
     result: dict[int, list[str]] = {}
-    for name, i in last.items():
+    for name, i in [*last.items(), *((f"@{m}", i) for m, i in last_of_module.items())]:
         result.setdefault(i, []).append(name)
     return result
 
@@ -127,10 +128,24 @@ def norm(step: Step, op: Op, params: dict[str, Parameter], env: Environment, row
 
 def linear(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     """A product, LoRA's adapters beside it, and the view by head where attention copies the gradient back into rows."""
-    out = step.linear(op, params, env[op.inputs[0]])
+    x = env[op.inputs[0]]
+    if step.symbols.tensor_parallel and op.parallel == "column":
+        x = column_input(step, op, env, x)
+    out = step.linear(op, params, x)
     if needs_rows(step, op, rows):
         out = ops.rows(step.run, out)
     env[op.output] = out
+
+
+def column_input(step: Step, op: Op, env: Environment, x: Tensor) -> Tensor:
+    """The whole input of a column-parallel product: gathered once a module with sequence parallelism, else its gradient is added up."""
+    if not step.symbols.sequence_parallel:
+        return tensor.reduce_gradient(step.run, x)
+    module = env.modules.get(op.output, "")
+    key = f"@{module}"
+    if not module or key not in env.values:
+        env.values[key] = tensor.gather(step.run, x, step.symbols.tokens(op.k), step.setup.variant.batched)
+    return env.values[key] if module else env.values.pop(key)
 
 
 def needs_rows(step: Step, op: Op, rows: list[Op]) -> bool:

@@ -41,6 +41,7 @@ def variants(structure: Structure, table: PlanTable) -> Iterator[tuple[Variant, 
         table.cp > 1,
         table.dp > 1,
         table.ep > 1,
+        table.micro_batch_size > 1,
     )
     code = sum(f.astype(np.int64) << i for i, f in enumerate(flags))
     for value in np.unique(code):

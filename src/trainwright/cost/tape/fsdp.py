@@ -101,13 +101,18 @@ class Group:
                 p.grad = None  # added in place
                 grads.append(self.accumulated[i])
             elif p.grad is not None:
-                grads.append(p.grad)
+                grads.append(self._local(p))
                 p.grad = None
         self.accumulated = []
         self.reshard()
         self.fsdp.reduce_states.clear()
         if grads:
             self._reduce(grads)
+
+    def _local(self, p: Parameter) -> Tensor:
+        """A split table's gradient is whole: its own part is copied out."""
+        assert p.grad is not None
+        return p.grad if p.grad.elements == p.elements else self.fsdp.run.new(p.elements, p.grad.dtype, "local gradient", "gradients")
 
     def _accumulate(self) -> None:
         """Without synchronization whole gradients are kept in the reduce type."""

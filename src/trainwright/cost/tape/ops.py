@@ -54,11 +54,11 @@ def matmul(
     return r.op("linear", inputs, out, x.dtype, back, save=save, part=part, cache="mm" if b is None else "addmm")
 
 
-def embedding(r: Run, w: Parameter, out: Size, dtype: int) -> Tensor:
-    """A row of the table for each token; backward makes the whole gradient."""
+def embedding(r: Run, w: Parameter, out: Size, dtype: int, gradient: Size) -> Tensor:
+    """A row of the table for each token; backward makes the gradient of the whole table, also where only a part is held."""
 
     def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
-        return [r.new(w.elements, dtype, "embedding gradient", "gradients")]
+        return [r.new(gradient, dtype, "embedding gradient", "gradients")]
 
     return r.op("embedding", [w.tensor()], out, dtype, back)
 

@@ -22,6 +22,7 @@ class Variant(NamedTuple):
     context: bool = False  # cp > 1
     data: bool = False  # more than one rank of data parallelism
     expert: bool = False  # ep > 1
+    batched: bool = False  # more than one sequence a micro-batch
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,12 @@ class Symbols:
         """Something for each position of the sequence, whatever the batch."""
         return self.symbol("seq", lambda c: c.seq, width)
 
+    def position_sequence(self, width: int = 1) -> Size:
+        """The same in the sequence region."""
+        if not self.sequence_parallel:
+            return self.positions(width)
+        return self.symbol("ceil(seq/tp)", lambda c: ceil_div(c.seq, c.tp), width)
+
     def scores(self, heads: int, factor: int = 1) -> Size:
         """Attention scores: batch x local heads x queries x keys."""
         if not self.tensor_parallel:

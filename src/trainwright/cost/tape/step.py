@@ -7,7 +7,7 @@ from typing import Any
 
 from ...spec.blocks import Block, Op, Weight
 from ...spec.optimizer import OPTIMIZERS
-from . import ops
+from . import ops, tensor
 from .blocks import run_block
 from .checkpoint import checkpoint, selective_cache
 from .fsdp import Fsdp, Group
@@ -189,12 +189,27 @@ class Step:
         for op in setup.model.embedding:
             if op.kind != "embedding":
                 continue
-            size = s.sequence(op.width) if total is None else s.positions(op.width)
-            found = ops.embedding(self.run, self.root[op.weights[0].name], size, self.setup.unsharded_dtype if self.fsdp else setup.stored)
+            found = self._look_up(op, total is None)
             total = found if total is None else ops.add(self.run, total, found)
             del found
         assert total is not None
         return total
+
+    def _look_up(self, op: Op, every_token: bool) -> Tensor:
+        """One table: ids for every token, positions once where the batch is more than one sequence."""
+        s, setup, w = self.symbols, self.setup, op.weights[0]
+        dtype = setup.unsharded_dtype if self.fsdp else setup.stored
+        table = self.root[w.name]
+        if every_token or not setup.variant.batched:
+            whole, part = s.tokens(op.width), s.sequence(op.width)
+        else:
+            whole, part = s.positions(op.width), s.position_sequence(op.width)
+        if s.splits(w) is None:
+            return ops.embedding(self.run, table, whole, dtype, table.elements)
+        found = ops.embedding(self.run, table, whole, dtype, s.one(w.elements))
+        if not s.sequence_parallel:
+            return tensor.reduce_output(self.run, found)
+        return tensor.scatter(self.run, found, part, setup.variant.batched and every_token)
 
     def _span(self, first: int, end: int, x: Tensor) -> Tensor:
         """Layers first .. end-1, which one checkpoint may span."""
@@ -250,6 +265,9 @@ class Step:
         main = [params[w.name] for w in op.weights]
         weight = main[0] if main else self.root[self.setup.model.embedding.ops[0].weights[0].name]
         bias = main[1] if len(main) > 1 else None
+        row = s.tensor_parallel and op.parallel == "row"
+        if row:
+            out = s.tokens(op.width)
         y = self._product(x, weight, out, bias, part)
         adapters = self.setup.adapters(op)
         if adapters:
@@ -258,7 +276,13 @@ class Step:
             up = self._product(down, b, out, None, part)
             del down
             y = ops.add(self.run, y, ops.scale(self.run, up))
-        return y
+        return self._reduced(y, op.width) if row else y
+
+    def _reduced(self, x: Tensor, width: int) -> Tensor:
+        """Partial sums of a row-parallel product (or of a split table), as the sequence region wants them."""
+        if not self.symbols.sequence_parallel:
+            return tensor.reduce_output(self.run, x)
+        return tensor.scatter(self.run, x, self.symbols.sequence(width), self.setup.variant.batched)
 
     def _product(self, x: Tensor, w: Parameter, out: Size, bias: Parameter | None, part: str) -> Tensor:
         if not self.setup.autocast:
@@ -317,9 +341,28 @@ class Step:
         norm_ops = [op for op in model.head if op.kind not in ("linear", "cross_entropy")]
         x = run_block(self, Block("final", tuple(norm_ops)), self.root, x) if norm_ops else x
         project = next(op for op in model.head if op.kind == "linear")
-        logits = self.linear(project, self.root, x)
+        logits = self._logits(project, x)
         del x
+        if self._vocab_parallel:
+            return tensor.vocab_parallel_loss(self.run, logits, s.tokens(), s.one(1))
         return ops.cross_entropy(self.run, logits, s.one(1))
+
+    @property
+    def _vocab_parallel(self) -> bool:
+        return self.setup.job.loss == "vocab-parallel" and self.symbols.tensor_parallel
+
+    def _logits(self, op: Op, x: Tensor) -> Tensor:
+        """The output projection; split over the vocabulary under tensor parallelism and gathered again, unless the loss takes shards."""
+        s, r = self.symbols, self.run
+        if not s.tensor_parallel:
+            return self.linear(op, self.root, x)
+        if s.sequence_parallel:
+            x = tensor.gather(r, x, s.tokens(op.k), self.setup.variant.batched)
+        else:
+            x = tensor.reduce_gradient(r, x)
+        local = self.linear(op, self.root, x)
+        del x
+        return local if self._vocab_parallel else tensor.gather_logits(r, local, s.tokens(op.width))
 
     def _optimizer(self) -> None:
         self.tape.at("optimizer", ENDS_BEFORE)
