@@ -173,8 +173,7 @@ def rope(step: Step, op: Op, params: dict[str, Parameter], env: Environment, row
 def attention(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     r = step.run
     args = [env[name] for name in op.inputs]
-    turned = any(o.kind == "rope" for o in rows)
-    core = step.attention_core(op, turned)
+    core = step.attention_core(op)
     env[op.output] = step.maybe_checkpoint("core_attn", core, args) if r.recording else core(*args)
 
 

@@ -276,7 +276,7 @@ def eager_attention(r: Run, q: Tensor, k: Tensor, v: Tensor, out: Size, scores: 
     del probabilities, scaled
     values = batched(r, weights, copied(r, v) if loose[2] else v, out, "attention times values")
     del weights
-    return copied(r, values, back=True)
+    return copied(r, values, back=loose[0])
 
 
 def copied(r: Run, x: Tensor, back: bool = False) -> Tensor:
@@ -313,17 +313,13 @@ def batched(r: Run, a: Tensor, b: Tensor, out: Size, name: str) -> Tensor:
 
 
 def softmax(r: Run, x: Tensor) -> Tensor:
-    """``softmax(x, dtype=float32)``: saves its fp32 output; a 16-bit input is copied first and its gradient cast back."""
-    before = x.dtype
+    """``softmax(x, dtype=float32)``: a 16-bit input is copied first; saves its fp32 output."""
 
     def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
-        wide = r.new(g.elements, FP32, "softmax backward")
-        return [wide if before == FP32 else r.new(g.elements, before, "cast")]
+        return [r.new(g.elements, FP32, "softmax backward")]
 
-    copy = r.new(x.elements, FP32, "cast") if before != FP32 else None
-    out = r.op("softmax", [x], x.elements, FP32, back, save_output=True)
-    del copy
-    return out
+    wide = cast(r, x, FP32)
+    return r.op("softmax", [wide], wide.elements, FP32, back, save_output=True)
 
 
 def cross_entropy(r: Run, logits: Tensor, one: Size) -> Tensor:

@@ -314,7 +314,7 @@ class Step:
     def _residual(self) -> int:
         return self.setup.stored if self.setup.autocast else self.setup.compute
 
-    def attention_core(self, op: Op, turned: bool) -> Callable[..., Tensor]:
+    def attention_core(self, op: Op) -> Callable[..., Tensor]:
         s, r, compute = self.symbols, self.run, self.setup.compute
         kind = self.setup.structure.attention
         out = s.split(op.heads * (op.v_head_dim or op.head_dim))
@@ -330,7 +330,8 @@ class Step:
                 v = ops.repeat_heads(r, v, out)
             if kind == "efficient":
                 return ops.sdpa(r, q, k, v, out, s.padded_rows(op.heads), "efficient", s.one(16))
-            loose = (not turned, not turned and not repeats, not repeats)
+            many = self.setup.variant.batched  # one sequence: batch and heads merge without a copy
+            loose = (many, many and not repeats, many and not repeats)
             return ops.eager_attention(r, q, k, v, out, s.scores(op.heads), loose)
 
         return core
