@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import SpecError
@@ -34,6 +34,7 @@ def test_golden_rows(row):
     assert got.messages == int(row["messages"])
 
 
+@settings(deadline=None)
 @given(p=st.integers(1, 9), m=st.integers(1, 30), costs=COSTS)
 def test_gpipe_and_1f1b_have_one_bubble_and_different_memory(p, m, costs):
     """Makespan (m + p - 1)(F + B) for both; 1F1B changes memory only (Narayanan et al. 2021, section 2.2)."""
@@ -47,6 +48,7 @@ def test_gpipe_and_1f1b_have_one_bubble_and_different_memory(p, m, costs):
     assert schedule("1f1b", p, m).peak_per_rank == [min(m, p - r) for r in range(p)]
 
 
+@settings(deadline=None)
 @given(p=st.integers(1, 6), groups=st.integers(1, 5), v=st.integers(2, 4), costs=COSTS)
 def test_interleaving_divides_the_ramp(p, groups, v, costs):
     f, b, w = costs
@@ -58,6 +60,7 @@ def test_interleaving_divides_the_ramp(p, groups, v, costs):
     assert schedule("interleaved-zb1p", p, m, v, 1, 1, 1).makespan == pytest.approx(3 * m + (p - 1) / v)
 
 
+@settings(deadline=None)
 @given(p=st.integers(1, 8), extra=st.integers(0, 12), f=st.integers(1, 9))
 def test_zero_bubble_forms(p, extra, f):
     """Qi et al. 2024: ZB-H1 ramps (p-1)(F+I-W); ZB-H2 and ZB-V have no span bubble at F = I = W."""
@@ -73,6 +76,7 @@ def test_zero_bubble_forms(p, extra, f):
     assert back.peak_per_rank == [p] * p
 
 
+@settings(deadline=None)
 @given(half=st.integers(1, 4), extra=st.integers(0, 6))
 def test_dualpipe_forms_at_equal_costs(half, extra):
     """The DualPipe README's bubbles, (p/2-1)(FB+B-3W) and half of (p-1)(FB+B-3W), exact at F = I = W and FB = F + B."""
@@ -81,6 +85,7 @@ def test_dualpipe_forms_at_equal_costs(half, extra):
     assert schedule("dualpipe-v", p, m, 2, 1, 1, 1).makespan == 3 * m + (p - 1)
 
 
+@settings(deadline=None)
 @given(
     p=st.integers(2, 5),
     groups=st.integers(2, 5),

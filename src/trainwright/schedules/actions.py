@@ -164,7 +164,8 @@ class Schedule:
 
     `order(p, m, v, r)` gives the rows of rank r. `rule(p, m, v)` raises `SpecError` where the schedule has no such
     order. `in_flight(p, m, v, r)` is the closed form of rank r's peak, in units of one rank's activations of one
-    microbatch, over arrays; None where there is none (it is then counted on the list). `reach`: microbatches per
+    microbatch, over arrays; None where there is none (it is then counted on the list). `period(p)`: microbatches after which the middle of every rank's list
+    repeats itself (None: it does not). `reach`: microbatches per
     stage beyond which the peak does not grow, for those without a closed form.
     """
 
@@ -182,6 +183,7 @@ class Schedule:
     in_flight: Callable[..., np.ndarray] | None = None
     reach: int = 4
     torch_class: str | None = None
+    period: Callable[[int], int] | None = None
     all_ranks: Callable[[int, int, int], Sequence[Rows]] | None = None
 
     @property

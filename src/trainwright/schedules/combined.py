@@ -29,6 +29,7 @@ SCHEDULE = Schedule(
     doc="Interleaved 1F1B with one more warm-up chunk and overlapped pairs, to hide expert all-to-all.",
     source="Megatron-Core pipeline_parallel/combined_1f1b.py",
     order=order,
+    period=lambda p: p,
     rule=interleaved.rule,
     chunks="many",
     overlaps=True,

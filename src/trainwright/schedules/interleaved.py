@@ -39,6 +39,7 @@ SCHEDULE = Schedule(
     doc="v chunks a rank, groups of p microbatches chunk by chunk (depth first): the ramp divided by v, more messages.",
     source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2; Megatron-Core; PyTorch ScheduleInterleaved1F1B",
     order=order,
+    period=lambda p: p,
     rule=rule,
     chunks="many",
     in_flight=in_flight,

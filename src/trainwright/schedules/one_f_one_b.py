@@ -22,6 +22,7 @@ ONE = Schedule(
     doc="p-1-r warm-up forwards, then one forward, one backward: GPipe's bubble, at most p - r microbatches in memory.",
     source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1; Fan et al. 2021 (DAPPLE); PyTorch Schedule1F1B",
     order=order,
+    period=lambda p: 1,
     in_flight=lambda p, m, v, r: np.minimum(m, np.subtract(p, r)).astype(float),
     torch_class="1F1B",
 )
@@ -30,6 +31,7 @@ EAGER = Schedule(
     doc="1F1B with twice the warm-up: latency between stages is hidden, for 2(p - r) - 1 microbatches in memory.",
     source="Zhuang et al. 2023, arXiv:2211.05322 (eager-1F1B)",
     order=eager_order,
+    period=lambda p: 1,
     in_flight=lambda p, m, v, r: np.minimum(m, 2 * np.subtract(p, r) - 1).astype(float),
 )
 SCHEDULE = (ONE, EAGER)

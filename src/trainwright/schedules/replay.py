@@ -15,6 +15,7 @@ from .actions import ActionTable, Schedule
 from .collectives import with_collectives
 from .costs import Cost, Costs, row_seconds, whole_share
 from .graph import Nodes, Order, compile_nodes, order_nodes, sweep
+from .steady import steady
 from .timeline import CAUSES, Timeline, peaks
 
 
@@ -126,6 +127,7 @@ class Quick:
 
 
 Result = Timeline
+EXTEND_ABOVE = 4_000  # actions; below, the whole step is as quick
 
 
 @lru_cache(maxsize=256)
@@ -153,20 +155,52 @@ def replay_costs(
     overlap: float = 1.0,
     blocking: bool = False,
 ) -> Quick:
-    """Makespan, busy and idle seconds and peak activations by rank; costs are those of a chunk (a number or [stages *
-    virtual_stages]); quick when asked again with other costs.
+    """Makespan, busy and idle seconds and peak activations by rank; costs are those of a chunk (a number or [stages * virtual_stages]); quick when
+    asked again with other costs, and for steps of many microbatches, which are extended exactly from a shorter one (see `steady`).
 
     The peak is in units of one rank's whole activations of one microbatch.
     """
-    nodes, order = compiled(name, stages, microbatches, virtual_stages)
-    costs = Costs(forward, backward, weight, latency=p2p_seconds, overlap=overlap, blocking=blocking).checked(nodes.table.placement)
-    busy = node_seconds(nodes, costs)
-    length = busy + p2p_seconds * sends(nodes) if blocking and p2p_seconds else busy
-    delays = nodes.remote * p2p_seconds if p2p_seconds and not blocking else None
-    makespan = float(sweep(order, length, delays).max())
+    entry = SCHEDULES.get_or_raise(name, "schedule")
+    v = entry.default_chunks if virtual_stages is None else virtual_stages
+    entry.check(stages, microbatches, v)
+    given = Costs(forward, backward, weight, latency=p2p_seconds, overlap=overlap, blocking=blocking)
+    if 2 * stages * v * microbatches > EXTEND_ABOVE and (long := _extended(entry, stages, microbatches, v, given)) is not None:
+        return long
+    nodes, order = compiled(entry.name, stages, microbatches, v)
+    busy, end = _ends(nodes, order, given.checked(nodes.table.placement))
+    makespan = float(end.max())
     by_rank = np.bincount(nodes.rank, weights=busy, minlength=stages)
-    held = _peaks(nodes.table.name, stages, microbatches, nodes.table.placement.chunks)
-    return Quick(makespan, by_rank, makespan - by_rank, held)
+    return Quick(makespan, by_rank, makespan - by_rank, _peaks(entry.name, stages, microbatches, v))
+
+
+def _ends(nodes: Nodes, order: Order, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    """Busy seconds and end of every node."""
+    busy, message = node_seconds(nodes, costs), costs.message_seconds
+    length = busy + message * sends(nodes) if costs.blocking and message else busy
+    return busy, sweep(order, length, nodes.remote * message if message and not costs.blocking else None)
+
+
+def _extended(entry: Schedule, p: int, m: int, v: int, given: Costs) -> Quick | None:
+    """The step from a shorter one whose middle has settled; None where there is none under half the length, or costs differ by microbatch."""
+    if entry.period is None or any(np.ndim(c) > 1 for c in (given.forward, given.backward, given.weight)):
+        return None
+    g, least = entry.period(p), 6 * p
+    while 2 * least < m:
+        short = m - (m - least) // g * g
+        least *= 2
+        middle = steady(entry.name, p, short, v)
+        if middle is None:
+            continue
+        busy, end = _ends(middle.nodes, middle.order, given.checked(middle.nodes.table.placement))
+        if (step := middle.advance(end)) is None:
+            continue
+        more = (m - short) // middle.microbatches
+        rank = middle.nodes.rank
+        by_rank = np.bincount(rank, weights=busy, minlength=p)
+        by_rank = by_rank + more * np.bincount(rank[middle.between], weights=busy[middle.between], minlength=p)
+        makespan = float(end.max()) + more * step
+        return Quick(makespan, by_rank, makespan - by_rank, _peaks(entry.name, p, short, v))
+    return None
 
 
 def in_flight(name: str, stages: object, virtual_stages: object, microbatches: object, rank: object = None) -> np.ndarray:

@@ -47,6 +47,7 @@ H1 = Schedule(
     doc="1F1B with a split backward at 1F1B's worst memory: the ramp is (p-1)(F+I-W).",
     source="Qi et al. 2024, arXiv:2401.10241, section 2.1; sail-sg zero-bubble",
     order=h1_order,
+    period=lambda p: 1,
     splits_backward=True,
     in_flight=lambda p, m, v, r: np.minimum(m, p) + 0.0 * np.asarray(r),
 )
@@ -56,6 +57,7 @@ H2 = Schedule(
     doc="Twice the warm-up, split backward: no bubble inside a rank's own span, 2p - 1 microbatches held.",
     source="Qi et al. 2024, arXiv:2401.10241, section 2.2; sail-sg zero-bubble",
     order=h2_order,
+    period=lambda p: 1,
     splits_backward=True,
     in_flight=lambda p, m, v, r: np.minimum(m, 2 * np.asarray(p) - 1) + 0.0 * np.asarray(r),
 )
@@ -65,6 +67,7 @@ INTERLEAVED = Schedule(
     doc="ZB-H1 with v chunks a rank: its ramp divided by v.",
     source="Qi et al. 2024, arXiv:2401.10241; PyTorch ScheduleInterleavedZeroBubble",
     order=interleaved_order,
+    period=lambda p: p,
     rule=interleaved_rule,
     chunks="many",
     splits_backward=True,

@@ -53,6 +53,7 @@ SCHEDULE = Schedule(
     doc="Two chunks a rank in a V, split backward: zero span bubble at F = I = W and m >= 2p, p microbatches held.",
     source="Qi et al. 2024, arXiv:2401.10241, section 6; PyTorch ScheduleZBVZeroBubble",
     order=order,
+    period=lambda p: 1,
     placement="v",
     chunks="two",
     splits_backward=True,

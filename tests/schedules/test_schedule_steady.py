@@ -1,0 +1,93 @@
+"""Long steps from short ones: the extension equals the full replay, and is refused where the middle has not settled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.schedules import SCHEDULES, replay
+from trainwright.schedules.replay import replay_costs, schedule
+from trainwright.schedules.steady import closure, state, steady
+
+PERIODIC = sorted(n for n, e in SCHEDULES.items() if e.period)
+
+
+def test_all_but_the_two_with_separate_phases_repeat_themselves():
+    assert sorted(set(SCHEDULES) - set(PERIODIC)) == ["gpipe", "looped-bfs"]
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+@pytest.mark.parametrize("p", [2, 4, 6])
+def test_the_middle_is_found(name, p):
+    middle = steady(name, p, 6 * p, SCHEDULES[name].default_chunks)
+    assert middle is not None
+    assert middle.microbatches == SCHEDULES[name].period(p)
+    assert (
+        len(middle.between)
+        == (len(steady(name, p, 6 * p + 2 * middle.microbatches, SCHEDULES[name].default_chunks).nodes) - len(middle.nodes)) // 2
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), name=st.sampled_from(PERIODIC), p=st.integers(2, 4), extra=st.integers(0, 40))
+def test_extension_equals_the_full_replay(data, name, p, extra):
+    """Uneven stages, latency, overlap: the same makespan, work and peaks as the whole step replayed action by action."""
+    v = SCHEDULES[name].default_chunks
+    p, g = (2 * (p // 2), SCHEDULES[name].period(p)) if name == "dualpipe" else (p, SCHEDULES[name].period(p))
+    m = (14 * p + extra) // g * g
+    numbers = st.lists(st.integers(1, 9), min_size=p * v, max_size=p * v)
+    f, b, w = (np.array(data.draw(numbers), float) for _ in range(3))
+    p2p = data.draw(st.sampled_from([0.0, 0.3, 2.0]))
+    overlap, blocking = data.draw(st.sampled_from([1.0, 0.8])), data.draw(st.booleans())
+    whole = schedule(
+        name,
+        p,
+        m,
+        v,
+        forward=f[:, None] + np.zeros(m),
+        backward=b[:, None] + np.zeros(m),
+        weight=w[:, None] + np.zeros(m),
+        p2p=p2p,
+        overlap=overlap,
+        blocking=blocking,
+    )
+    bound = replay.EXTEND_ABOVE
+    try:
+        replay.EXTEND_ABOVE = 0
+        quick = replay_costs(name, p, m, v, f, b, w, p2p, overlap, blocking)
+    finally:
+        replay.EXTEND_ABOVE = bound
+    assert quick.makespan == pytest.approx(whole.makespan, rel=1e-9)
+    assert quick.busy_per_rank == pytest.approx(whole.busy_per_rank)
+    assert quick.idle_per_rank.sum() == pytest.approx(whole.idle)
+    assert quick.peak_per_rank.tolist() == pytest.approx(whole.peak_per_rank)
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+def test_a_very_long_step(name):
+    v = SCHEDULES[name].default_chunks
+    got = replay_costs(name, 4, 4096, v, 1 / v, 1 / v, 1 / v)
+    want = schedule(name, 4, 4096, v, 1, 1, 1)
+    assert got.makespan == pytest.approx(want.makespan, rel=1e-12)
+    assert got.busy_per_rank == pytest.approx(want.busy_per_rank)
+
+
+def test_a_middle_that_has_not_settled_is_not_used():
+    middle = steady("1f1b", 4, 24, 1)
+    end = np.arange(len(middle.nodes), dtype=float)
+    end[middle.after[0]] += 0.5
+    assert middle.advance(end) is None
+
+
+def test_a_cut_leaves_nothing_before_it_that_waits_for_something_after_it():
+    for name in PERIODIC:
+        nodes = steady(name, 4, 32, SCHEDULES[name].default_chunks).nodes
+        cut = closure(nodes, 6)
+        inside = np.zeros(len(nodes) + 1, bool)
+        for r, count in enumerate(cut):
+            inside[nodes.first[r] : nodes.first[r] + count] = True
+        inside[-1] = True  # what is not waited for
+        assert inside[nodes.needs[inside[:-1]]].all()
+        assert inside[state(nodes, cut)].all()
