@@ -29,10 +29,9 @@ WORKSPACE, WORKSPACE_HOPPER = 2 * 8.125 * MIB, 2 * 32 * MIB
 # NCCL: buffers of a channel (4 MiB simple, 1 and 0.25 for LL128 and LL) for each peer and direction, 16 to 24 channels over NVLink.
 COMMUNICATOR = 350 * MIB
 # Blocks that the caching allocator holds but cannot use at its peak: a share of the tensors that come and go with each micro-batch
-# (activations, logits, gathered weights), and a base of cached small segments. Inferred from published peaks, no range documented
-# elsewhere:
-# 5 to 20 % and 0.5 to 1.5 GB.
-FRAGMENTS, CACHED = 0.12, 0.7 * GB
+# (activations, logits, gathered weights), half of it holes in segments that are in use, half whole segments; and a base of cached segments.
+# Inferred from published peaks, no range documented elsewhere: 5 to 20 % and 0.5 to 1.5 GB.
+HOLES, FRAGMENTS, CACHED = 0.06, 0.12, 0.7 * GB
 
 
 def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> MemoryTable:
@@ -84,14 +83,18 @@ def slack(found: MemoryTable) -> tuple[Column, Column]:
     live = (found.peak_bytes - b["framework"]).astype(np.float64)
     pooled = np.maximum(found.extra.get("pooled_bytes", live) - live, 0)
     moving = (b["activations"] + b["logits"] + b["communication_buffers"]).astype(np.float64)
-    return FRAGMENTS * moving, pooled + CACHED
+    return HOLES * moving, (FRAGMENTS - HOLES) * moving + pooled + CACHED
 
 
 # ---- host and disk
 
-PINNED = (
-    1.5  # DeepSpeed's own factor for buffers and pinned rounding (deepspeed/runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs)
-)
+# DeepSpeed's own factor for buffers and the rounding of pinned memory (deepspeed/runtime/zero/stage3.py
+# estimate_zero3_model_states_mem_needs).
+PINNED = 1.5
+# Interpreter, libraries, pinned staging and data loader workers of one process.
+PROCESS = 3 * GB
+# Staging of NVMe offload: buffer_count 5 x buffer_size 1e8 elements of fp32 (deepspeed/runtime/zero/offload_config.py).
+STAGING = 5 * 1e8 * 4
 
 
 def by_row(table: PlanTable, value: Callable[[Structure], float]) -> Column:
@@ -100,17 +103,28 @@ def by_row(table: PlanTable, value: Callable[[Structure], float]) -> Column:
 
 
 def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> IntColumn:
-    """RAM of one node at its worst: load, training with what is offloaded, save."""
+    """RAM of one node at its worst: load, training with what is offloaded, save.
+
+    Load: frameworks that build the whole model in every process (DDP, ZeRO below 3) hold a 16-bit copy a rank, the others one a node.
+    Save: FSDP1
+    gathers a full state dict of the stored type on rank 0, ZeRO-3 the 16-bit weights; Megatron and FSDP2 write shards.
+    """
     ranks = np.minimum(cluster.gpus_per_node, table.gpus).astype(np.float64)
     weights = 2.0 * model.parameters
-    process = 3 * GB * ranks  # interpreter, libraries, pinned staging, data loader workers
-    load = process + weights  # one copy of the 16-bit checkpoint is read and scattered
+    process = PROCESS * ranks
+    copies = by_row(table, _loads_whole)
+    load = process + weights * np.where(copies > 0, ranks, 1.0)
     moved = found.extra.get("offloaded_bytes", np.zeros(len(table), np.int64)).astype(np.float64)
-    cpu = by_row(table, lambda s: s.offload in ("optimizer-cpu", "params-cpu"))
+    nvme = by_row(table, lambda s: s.offload.endswith("nvme"))
     factor = by_row(table, lambda s: PINNED if s.framework == "deepspeed" else 1.0)
-    train = process + moved * ranks * cpu * factor
-    save = process + 2.0 * model.parameters / np.maximum(table.gpus / ranks, 1)
+    train = process + ranks * np.where(nvme > 0, STAGING, moved * factor)
+    stored = 4.0 if job.master_weights == "fp32" or job.precision == "fp32" else 2.0
+    save = process + model.parameters * by_row(table, lambda s: {"fsdp1": stored, "megatron": 0.0, "fsdp2": 0.0}.get(s.framework, 2.0))
     return np.rint(np.maximum(np.maximum(load, train), save)).astype(np.int64)
+
+
+def _loads_whole(s: Structure) -> float:
+    return float(s.framework == "ddp" or (s.framework == "deepspeed" and s.sharding != "zero3"))
 
 
 def nvme_bytes(cluster: ClusterSpec, table: PlanTable, found: MemoryTable) -> IntColumn:

@@ -251,6 +251,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         "sharded weights", "parameters", stored * (share + sharded_frozen(scope, held)), f"{stored} x parameters / shards", source
     )
     full = float(scope.job.method == "full")
+    owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
     root, layer = rank.root.everything - rank.root.quantized, rank.layer.everything - rank.layer.quantized
     root_bytes = c * root
     layer_bytes = c * layer + quantized_bytes(rank.layer.quantized, scope)
@@ -283,7 +284,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     return Accounts(
         parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
         masters=(),
-        gradients=(item("sharded gradients", "gradients", stored * share, f"{stored} x trained parameters / shards", source, "reduce"),),
+        gradients=(item("sharded gradients", "gradients", stored * owned, f"{stored} x trained parameters / shards", source, "reduce"),),
         optimizer=_optimizer_items(scope, rank, share, stored, source),
         early=np.where(scope.accumulation > 1, 1.0, 0.0),
         loss=(window, one),
@@ -362,3 +363,11 @@ def offload(scope: Scope, found: Accounts) -> Offloaded:
         moved += found.parameters
         left = replace(left, parameters=())
     return Offloaded(left, tuple(moved))
+
+
+def paged(scope: Scope, rank: Rank) -> tuple[Item, ...]:
+    """States of a paged optimizer: unified memory, which the driver keeps on the host while the card is full."""
+    kind = optimizer_of(scope)
+    if not kind.pageable:
+        return ()
+    return (item("paged states", "optimizer", state_bytes(replace(kind, pageable=False), sharded(scope, rank), rank.held, 4.0)),)

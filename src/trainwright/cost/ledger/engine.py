@@ -4,7 +4,7 @@ the largest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -15,7 +15,7 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, PHASES, MemoryTable, Moment, Term, concatenate
 from ..table import Column, IntColumn, PlanTable
-from .accounts import Offloaded, Rank, accounts, offload
+from .accounts import Offloaded, Rank, accounts, offload, paged
 from .activations import BlockBytes, LossBytes, block_bytes, by_kernels, embedding_masks, loss_bytes
 from .items import POOLS, Happening, Item, item, sum_of
 from .ranks import Slot, in_flight, slots
@@ -114,7 +114,9 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
     kept = kept + embedding_masks(scope) * slot.embedding + p.mtp_bytes * slot.head
     flying = in_flight(scope, slot.rank)
     layer_count = sum(slot.layers.values(), np.zeros(len(scope)))
-    saved_all, adds, alone = _offloaded_activations(scope, kept * flying, adds, alone, layer_count)
+    everything = kept * flying
+    saved_all = _offloaded_activations(scope, everything, layer_count)
+    gone = item("saved tensors", "activations", everything - saved_all)
     saved = item(
         "saved for backward, all micro-batches in flight", "activations", saved_all, "layers x saved bytes x in flight", "arXiv:2205.05198"
     )
@@ -139,14 +141,15 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
         Happening("end of backward", "backward", (*resident, *a.gradients, *last, *a.last)),
         Happening("optimizer step", "optimizer", (*resident, *a.gradients, *a.step)),
     ]
+    moved = replace(moved, moved=(*moved.moved, gone, *paged(scope, rank)))
     return found, moved, kept + p.loss.saved * slot.head + p.loss.kept * slot.head
 
 
-def _offloaded_activations(scope: Scope, saved: Column, adds: Column, alone: Column, layers: Column) -> tuple[Column, Column, Column]:
+def _offloaded_activations(scope: Scope, saved: Column, layers: Column) -> Column:
     """activations-cpu: what is saved leaves the card; two layers' worth stays (one being copied out, one being fetched)."""
     if scope.structure.offload != "activations-cpu":
-        return saved, adds, alone
-    return np.minimum(saved, 2 * saved / np.maximum(layers, 1)), adds, alone
+        return saved
+    return np.minimum(saved, 2 * saved / np.maximum(layers, 1))
 
 
 def _outputs_in_flight(scope: Scope, flying: Column) -> tuple[Item, ...]:
@@ -220,7 +223,9 @@ def worse(a: Outcome, b: Outcome) -> Outcome:
 
 
 def pooled(p: Pieces, slot: Slot, found: list[Happening], moved: Offloaded) -> Column:
-    """What the allocator has taken from the device after a step when no pool serves another: each pool's own largest moment, and leftovers."""
+    """What the allocator has taken from the device after a step when no pool serves another: each pool's own largest moment, and
+    leftovers.
+    """
     n = len(p.scope)
     held_at = [h.pools(n) for h in found]
     largest = add_up((np.maximum.reduce([at[pool] for at in held_at]) for pool in POOLS), n)

@@ -101,7 +101,9 @@ def slots(scope: Scope) -> list[Slot]:
 
 
 def in_flight(scope: Scope, rank: IntColumn) -> Column:
-    """Micro-batches whose activations a rank holds at most, in units of its whole share of one (chunks of an interleaved schedule count 1/v)."""
+    """Micro-batches whose activations a rank holds at most, in units of its whole share of one (chunks of an interleaved schedule count
+    1/v).
+    """
     table, schedule = scope.table, scope.structure.schedule
     held = np.ones(len(scope))
     rows = np.flatnonzero(table.pp > 1)

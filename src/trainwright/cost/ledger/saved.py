@@ -309,7 +309,8 @@ def drop_modules(block: Block, everything: tuple[Saved, ...], modules: tuple[str
     """Megatron's ``--recompute-modules``: what each of them throws away after forward (megatron/core/transformer/transformer_config.py)."""
     made_by = {op.output: op for op in block.ops}
     attention = next((op for op in block.ops if op.kind == "attention"), None)
-    norm_outputs = {op.output for op in block.ops if op.kind == "norm" and op.region == "sequence"}
+    hidden = layouts(block, SaveRules())["x"][1]
+    norm_outputs = {op.output for op in block.ops if op.kind == "norm" and op.region == "sequence" and op.width == hidden}
     expert_activations = {op.inputs[0] for op in block.ops if op.kind == "grouped_linear" and op.parallel == "row"}
 
     def dropped(s: Saved) -> bool:
