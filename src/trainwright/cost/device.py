@@ -51,7 +51,23 @@ def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
         device_bytes=reserved + framework,
         host_bytes_per_node=host_bytes(model, cluster, job, table, found),
         nvme_bytes_per_node=nvme_bytes(cluster, table, found),
+        extra={**found.extra, **interval(model, job, table, reserved + framework)},
     )
+
+
+# Measured over predicted device memory of published runs, about the 10th and 90th percentile, by framework; wider for adapters and quantized
+# bases (whose scripts differ most) and for mixtures of experts (shapes that change with the routing fragment the pools).
+SPREAD = {"megatron": (0.98, 1.06), "deepspeed": (0.95, 1.12), "fsdp1": (0.95, 1.20), "fsdp2": (0.94, 1.07), "ddp": (0.95, 1.08)}
+WIDER = {"lora": (0.90, 1.05), "qlora": (0.80, 1.10), "moe": (0.95, 1.20)}
+
+
+def interval(model: ModelSpec, job: TrainingJob, table: PlanTable, device: IntColumn) -> dict[str, IntColumn]:
+    """Ends of the 80 % interval of device memory, as `extra` columns."""
+    low = by_row(table, lambda s: SPREAD.get(s.framework, (0.93, 1.12))[0])
+    high = by_row(table, lambda s: SPREAD.get(s.framework, (0.93, 1.12))[1])
+    for kind in [job.method] * (job.method != "full") + ["moe"] * model.is_moe:
+        low, high = low * WIDER[kind][0], high * WIDER[kind][1]
+    return {"interval_low": np.rint(device * low).astype(np.int64), "interval_high": np.rint(device * high).astype(np.int64)}
 
 
 def up(size: IntColumn | Column, unit: int) -> IntColumn:
