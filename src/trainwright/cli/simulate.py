@@ -25,7 +25,7 @@ def show(report: Report, json_: bool) -> None:
     from .output import console, print_json, print_rows
 
     if json_:
-        print_json(_finite(report.to_dict()))
+        print_json(finite(report.to_dict()))
         return
     screen = console()
     screen.print(report.title, style="bold", markup=False)
@@ -37,12 +37,12 @@ def show(report: Report, json_: bool) -> None:
         screen.print(f"! {line}", style="yellow", markup=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Numbers that JSON has no word for become null."""
     if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     if isinstance(value, float) and value - value != 0:
         return None
     return value

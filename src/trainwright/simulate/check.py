@@ -18,16 +18,21 @@ from .run import Result, train
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest absolute and relative differences; relative is max |a - b| / max |b| of a tensor, the largest over tensors."""
+    """Largest absolute and relative differences; relative is max |a - b| / max |b| of a tensor, the largest over tensors.
+
+    `gradient_norm` is ||a - b|| / ||b|| over the whole gradient: how far another way of averaging is off.
+    """
 
     loss: float
     gradients: float
     weights: float
     absolute: float
     worst: str
+    gradient_norm: float
 
     @property
     def relative(self) -> float:
+        """The largest of the three."""
         return max(self.loss, self.gradients, self.weights)
 
 
@@ -60,7 +65,10 @@ def difference(got: Result, want: Result) -> Difference:
     gradients, worst_gradient = relative(got.gradients, want.gradients)
     weights, worst_weight = relative(got.weights, want.weights)
     absolute = max(float(np.abs(got.weights[n] - w).max()) for n, w in want.weights.items())
-    return Difference(loss, gradients, weights, absolute, worst_gradient if gradients > weights else worst_weight)
+    off = sum(float(((got.gradients[n] - g) ** 2).sum()) for n, g in want.gradients.items())
+    norm = sum(float((g**2).sum()) for g in want.gradients.values())
+    worst = worst_gradient if gradients > weights else worst_weight
+    return Difference(loss, gradients, weights, absolute, worst, (off / max(norm, 1e-300)) ** 0.5)
 
 
 def make_batches(config: TinyConfig, batch: int, length: int, steps: int, seed: int = 0, padded: bool = False) -> tuple[Batch, ...]:

@@ -38,3 +38,28 @@ class Report:
             "notes": list(self.notes),
             "corrections": list(self.corrections),
         }
+
+    def text(self) -> str:
+        """The report as plain text."""
+        lines = [self.title, "=" * len(self.title)]
+        for table in self.tables:
+            lines += ["", *_text(table)]
+        lines += ["", *(f"- {n}" for n in self.notes), *(f"! {c}" for c in self.corrections)]
+        return "\n".join(lines) + "\n"
+
+
+def cell(value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 or abs(value) >= 1e15 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _text(table: Table) -> list[str]:
+    columns = list(table.rows[0]) if table.rows else []
+    cells = [columns, *([cell(r[c]) for c in columns] for r in table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    body = ["  ".join(word.rjust(width) for word, width in zip(row, widths)).rstrip() for row in cells]
+    return [table.title, *body] if table.title else body

@@ -23,7 +23,7 @@ def policies(tokens: int) -> dict[str, Policy]:
         "BF16, no masters": Policy("bf16", master=False),
         "FP16, no loss scale": Policy("fp16", tokens=tokens),
         "FP16, static scale 2^16": Policy("fp16", scale=2.0**16, tokens=tokens),
-        "FP16, dynamic scale": Policy("fp16", scale=0.0, first_scale=2.0**40, tokens=tokens),
+        "FP16, dynamic scale": Policy("fp16", scale=0.0, first_scale=2.0**32, tokens=tokens),
         "FP16, no masters, dynamic": Policy("fp16", scale=0.0, first_scale=2.0**24, tokens=tokens, master=False),
         "FP8 products, BF16, masters": Policy("fp8"),
     }

@@ -31,7 +31,7 @@ from .common import (
 
 
 def _peaks(c: Comparison) -> list[int]:
-    return [max(m["activations"] for _, m in ledger.moments) for ledger in c.distributed.ledgers]
+    return [ledger.most["activations"] for ledger in c.distributed.ledgers]
 
 
 def _row(name: str, c: Comparison, virtual: int | None) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def recompute(
                 "recompute": name,
                 "kept after forward (bytes)": _kept(result),
                 "formula": formula,
-                "peak activations (bytes)": result.ledgers[0].at_peak["activations"],
+                "peak activations (bytes)": result.ledgers[0].most["activations"],
                 "extra block forwards": extra,
                 "extra compute": extra / 3,
                 "difference of gradients": error,

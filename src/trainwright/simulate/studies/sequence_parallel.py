@@ -12,7 +12,7 @@ from .common import Batch, Length, Model, Ranks, Seed, Steps, against_one_device
 def _row(name: str, c: Comparison) -> dict[str, object]:
     steps = len(c.batches)
     sent = c.distributed.traffic.bytes_by_rank("tp")
-    held = [max(m["activations"] for _, m in ledger.moments) for ledger in c.distributed.ledgers]
+    held = [ledger.most["activations"] for ledger in c.distributed.ledgers]
     return {
         "layout": name,
         "activations kept, most of a rank (bytes)": max(held),
