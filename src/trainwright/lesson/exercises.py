@@ -235,7 +235,7 @@ RUNS = (
             "model": "deepseek-v3",
             "cluster": {"gpu": "h800", "nodes": 256, "gpus_per_node": 8, "usd_per_gpu_hour": 2.0},
             "training": {"seq_len": 4096, "global_batch_size": 15360, "tokens": 14.8e12, "precision": "fp8", "fp8_recipe": "blockwise"},
-            "strategy": {"framework": "megatron", "tp": 1, "pp": 16, "ep": 64, "dp": 128, "sharding": "zero1", "schedule": "dualpipe"},
+            "strategy": {"framework": "megatron", "tp": 1, "pp": 16, "ep": 64, "dp": 128, "sharding": "zero1", "schedule": "1f1b"},
         },
     ),
 )
@@ -264,15 +264,15 @@ def cost(planner: Planner | None = None) -> Report:
         rows.append(
             {
                 "run": run.name,
-                "FLOPs": middle["flops"],
-                "GPU-hours, M": middle["gpu_hours"] / 1e6,
+                "FLOPs, 1e24": middle["flops"] / 1e24,
+                "hours, M": middle["gpu_hours"] / 1e6,
                 "days": middle["days"],
-                "cost $M": middle["cost_usd"] / 1e6,
+                "$M": middle["cost_usd"] / 1e6,
                 "at 45 to 35 %": f"{low['cost_usd'] / 1e6:.1f} to {high['cost_usd'] / 1e6:.1f}",
-                "the lesson says $M": run.lesson_usd / 1e6,
-                "published hours, M": run.gpu_hours / 1e6,
-                "so paid $M": run.gpu_hours * middle["price_usd_per_gpu_hour"] / 1e6,
-                "and used": middle["flops"] / (run.gpu_hours * 3600 * peak),
+                "lesson $M": run.lesson_usd / 1e6,
+                "published, M": run.gpu_hours / 1e6,
+                "so $M": run.gpu_hours * middle["price_usd_per_gpu_hour"] / 1e6,
+                "used": middle["flops"] / (run.gpu_hours * 3600 * peak),
                 "planner $M": answer["run"]["cost_usd"] / 1e6 if answer else None,
             }
         )
@@ -282,7 +282,7 @@ def cost(planner: Planner | None = None) -> Report:
         {"rows": rows},
         [
             *[
-                f"{r['run']}: ${r['cost $M']:.1f}M by the formula and ${r['so paid $M']:.1f}M by the published hours; the lesson says ${r['the lesson says $M']:.1f}M."
+                f"{r['run']}: ${r['$M']:.1f}M by the formula and ${r['so $M']:.1f}M by the published hours; the lesson says ${r['lesson $M']:.1f}M."
                 for r in rows
             ],
             "Published hours hold restarts and later stages too: the share used that follows is below the steady one (38 to 43 % for Llama 3).",
