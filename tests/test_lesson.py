@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_the_timeline_overlaps_on_no_stage_and_waits_for_its_inputs():
     timeline, total, _ = lesson.simulate_pipeline_parallelism(12, 3, 5)
     for stage in range(3):
         times = sorted(span for (s, _, _), span in timeline.items() if s == stage)
-        assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(times))
     for micro in range(5):
         assert all(timeline[s, micro, "fwd"][0] >= timeline[s - 1, micro, "fwd"][1] for s in (1, 2))
         assert all(timeline[s, micro, "bwd"][0] >= timeline[s + 1, micro, "bwd"][1] for s in (0, 1))
