@@ -13,10 +13,11 @@ from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ..memory_table import PARTS, PHASES, MemoryTable, Moment, Term, concatenate
+from ..memory_table import PARTS, PHASES, MemoryTable, concatenate
 from ..table import Column, IntColumn, PlanTable
 from .accounts import Offloaded, Rank, accounts, offload, paged
 from .activations import BlockBytes, LossBytes, block_bytes, by_kernels, embedding_masks, loss_bytes
+from .detail import SAVED, LedgerDetail
 from .items import POOLS, Happening, Item, item, sum_of
 from .ranks import Slot, in_flight, slots
 from .scope import Scope, add_up
@@ -117,9 +118,7 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
     everything = kept * flying
     saved_all = _offloaded_activations(scope, everything, layer_count)
     gone = item("saved tensors", "activations", everything - saved_all)
-    saved = item(
-        "saved for backward, all micro-batches in flight", "activations", saved_all, "layers x saved bytes x in flight", "arXiv:2205.05198"
-    )
+    saved = item(SAVED, "activations", saved_all, "layers x saved bytes x in flight", "arXiv:2205.05198")
     head = item("saved by final norm and head", "activations", p.loss.saved * slot.head, "final norm and head input")
     others = np.maximum(flying - 1, 0) * np.where(flying > 0, saved_all / np.maximum(flying, 1e-9), 0.0)
     resident = (*a.parameters, *a.masters, *a.optimizer, *a.always, *_outputs_in_flight(scope, flying))
@@ -255,7 +254,7 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
         {part: whole(column) for part, column in worst.states.items()},
         whole(worst.saved),
         {phase: whole(worst.phases[phase]) for phase in PHASES},
-        detail=LedgerDetail(model, cluster, job, structure, table),
+        detail=LedgerDetail(model, cluster, job, structure, table, replay),
         peak_phase=PHASE_OF_MOMENT[moment],
         peak_moment=moment,
         moments=MOMENTS,
@@ -268,32 +267,7 @@ def whole(column: Column) -> IntColumn:
     return np.rint(column).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class LedgerDetail:
-    """Replays a single row again, with names. See `memory_table.Detail`."""
-
-    model: ModelSpec
-    cluster: ClusterSpec
-    job: TrainingJob
-    structure: Structure
-    table: PlanTable
-
-    def _moments(self, row: int) -> list[Happening]:
-        scope = Scope(self.model, self.cluster, self.job, self.structure, self.table.take(np.array([row])))
-        p = pieces(scope)
-        lists = [happenings(p, slot, rank_weights(p, slot))[0] for slot in slots(scope)]
-        return max(lists, key=lambda found: max(float(h.total()[0]) for h in found))
-
-    def terms(self, row: int) -> list[Term]:
-        """The terms of the peak, largest first; their bytes sum to it."""
-        peak = max(self._moments(row), key=lambda h: float(h.total()[0]))
-        terms = [Term(i.name, i.part, i.formula, f"{int(i.bytes[0]):,}", int(i.bytes[0]), i.source) for i in peak.items if i.bytes[0]]
-        return sorted(terms, key=lambda t: -t.bytes)
-
-    def timeline(self, row: int) -> list[Moment]:
-        """The moments of a step in order."""
-        found = []
-        for h in self._moments(row):
-            parts = h.parts(1)
-            found.append(Moment(h.name, h.phase, {part: int(parts[part][0]) for part in PARTS if parts[part][0]}))
-        return found
+def replay(scope: Scope) -> list[tuple[Slot, list[Happening]]]:
+    """Each class of ranks with its moments, for `LedgerDetail`."""
+    p = pieces(scope)
+    return [(slot, happenings(p, slot, rank_weights(p, slot))[0]) for slot in slots(scope)]

@@ -75,6 +75,7 @@ class Kernels:
     rank: int
     sharded_sequence: bool
     fp32_stream: bool = False
+    adapter_dropout: bool = False
 
     @property
     def stream(self) -> int:
@@ -97,6 +98,7 @@ def kernels_of(scope: Scope, rules: SaveRules) -> Kernels:
         rank=job.lora_rank,
         sharded_sequence=structure.sequence_parallel,
         fp32_stream=scope.fp32_stream,
+        adapter_dropout=scope.adapter_dropout,
     )
 
 
@@ -226,16 +228,17 @@ def _linear(op: Op, where: dict[str, tuple[Layout, int]], k: Kernels) -> list[_R
     if layout == "sequence" and op.parallel == "column" and k.rules.keeps_gathered_inputs and k.sharded_sequence:
         layout = "whole"
     rows: list[_Row] = []
-    if k.fp32_stream and layout in ("sequence", "whole"):  # every product casts the fp32 stream for itself, and its adapter does so again
-        rows.append((f"{x}:{op.name}", layout, float(width or op.k), k.c))
-        if targeted(op, k):
-            rows.append((f"{x}:{op.name}:adapter", layout, float(width or op.k), k.c))
-    elif not is_frozen(k) or targeted(op, k) or (k.method == "qlora" and op.name != "lm_head"):
-        if k.fp8 and op.name != "lm_head":
-            rows.append((f"{x}:fp8", layout, float(width or op.k), 1))
+    adapted = is_frozen(k) and targeted(op, k)
+    split = k.fp32_stream and layout in ("sequence", "whole")  # every product casts the fp32 stream for itself
+    width = width or op.k
+    if not is_frozen(k) or (k.method == "qlora" and op.name != "lm_head"):
+        fp8 = k.fp8 and op.name != "lm_head"
+        rows.append((f"{x}:{op.name}" if split else f"{x}:fp8" if fp8 else x, layout, float(width), 1 if fp8 else k.c))
+    if adapted:
+        if k.adapter_dropout:  # the copy that dropout makes, and its mask
+            rows.append((f"{op.name}:dropped", layout, float(width), k.c + 1))
         else:
-            rows.append((x, layout, float(width or op.k), k.c))
-    if is_frozen(k) and targeted(op, k):
+            rows.append((f"{op.name}:cast" if split else x, layout, float(width), k.c))
         rows.append((f"{op.name}:lora", "routed" if op.kind == "grouped_linear" else "whole", float(k.rank), k.c))
     return rows
 

@@ -158,6 +158,15 @@ class Scope:
         return self.job.method == "qlora" and self.job.base_quantization in ("nf4", "int8") and self.c == 2 and not shards
 
     @cached_property
+    def adapter_dropout(self) -> bool:
+        """Scripts around PEFT drop 5 to 10 % of what enters an adapter (PEFT's and QLoRA's examples); option ``lora_dropout = 0`` says
+        otherwise. The tape's
+        adapters have none.
+        """
+        scripts = self.job.method == "qlora" or self.structure.framework in ("deepspeed", "fsdp1")
+        return self.job.method != "full" and scripts and self.option("lora_dropout", 0.05) > 0
+
+    @cached_property
     def frozen_bytes(self) -> int:
         """Bytes of a frozen weight that is not quantized."""
         return 4 if self.fp32_stream else self.c
