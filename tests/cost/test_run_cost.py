@@ -18,7 +18,26 @@ from trainwright.spec.cluster import ClusterSpec, GpuSpec
 from trainwright.spec.job import TrainingJob
 from trainwright.spec.plan import ParallelPlan, Structure
 
-H100 = GpuSpec("H100-SXM-80GB", (), "NVIDIA", "SXM5", "9.0", 132, {"bf16": 989e12}, 80, 85520809984, "HBM3", 3.35e12, "NVLink4", 450e9, 8, 8, 400, 63e9, 700)
+H100 = GpuSpec(
+    "H100-SXM-80GB",
+    (),
+    "NVIDIA",
+    "SXM5",
+    "9.0",
+    132,
+    {"bf16": 989e12},
+    80,
+    85520809984,
+    "HBM3",
+    3.35e12,
+    "NVLink4",
+    450e9,
+    8,
+    8,
+    400,
+    63e9,
+    700,
+)
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 8192,
@@ -54,7 +73,8 @@ def test_default_failure_rate_lies_between_the_best_and_the_worst_cluster() -> N
 def test_llama_3_is_interrupted_every_3_hours() -> None:
     """arXiv:2407.21783: 419 unexpected interruptions in 54 days on 16,384 GPUs, one in 3.09 h."""
     assert goodput.mean_time_to_interruption(16384, 3.79) / 3600 == pytest.approx(3.09, rel=0.005)
-    assert 54 * 24 / 419 == pytest.approx(3.09, rel=0.005)
+    hours = 54 * 24 / 419
+    assert hours == pytest.approx(3.09, rel=0.005)
 
 
 def test_rsc_1_projection() -> None:
@@ -126,7 +146,9 @@ def test_a_checkpoint_of_adamw_in_bf16_is_14_bytes_a_parameter() -> None:
 
 def test_llama_3_405b_stays_above_90_percent() -> None:
     """The paper's effective training time, with its storage (2 TB/s) and its rate of failures."""
-    model = build_model(LLAMA | {"hidden_size": 16384, "num_attention_heads": 128, "intermediate_size": 53248, "num_hidden_layers": 126}, "405b")
+    model = build_model(
+        LLAMA | {"hidden_size": 16384, "num_attention_heads": 128, "intermediate_size": 53248, "num_hidden_layers": 126}, "405b"
+    )
     found = goodput.reliability(model, JOB, 16384, per_1000_node_days=3.79)
     assert found.checkpoint_blocking_s == pytest.approx(2.84, rel=0.01)
     assert 0.90 < found.goodput < 0.97

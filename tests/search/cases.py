@@ -99,7 +99,9 @@ class Fake(Equations):
     def need(self, table: PlanTable) -> Need:
         s = table.structures
         kept = np.array([{"none": 1.0, "selective": 0.6, "full": 0.1}[x.recompute] for x in s])[table.structure]
-        moved = np.array([{"none": 0.0, "optimizer-cpu": 0.5, "optimizer-nvme": 0.5, "activations-cpu": 0.0}.get(x.offload, 0.9) for x in s])[table.structure]
+        moved = np.array(
+            [{"none": 0.0, "optimizer-cpu": 0.5, "optimizer-nvme": 0.5, "activations-cpu": 0.0}.get(x.offload, 0.9) for x in s]
+        )[table.structure]
         stage = np.array([{"none": 0.0, "zero1": 0.6, "zero2": 0.8, "zero3": 1.0}[x.sharding] for x in s])[table.structure]
         states = self.state / (table.tp * table.pp) * (stage / table.dp_shard + 1 - stage) * (1 - moved)
         activations = self.saved * table.micro_batch_size * kept / (table.tp * table.cp)
@@ -111,7 +113,14 @@ class Fake(Equations):
         again = np.array([{"none": 0.0, "selective": 0.05, "full": 0.33}[x.recompute] for x in s])[table.structure]
         moved = np.array([0.0 if x.offload == "none" else 0.4 for x in s])[table.structure]
         bubble = (table.pp - 1) / (table.virtual_stages * table.accumulation)
-        return 10.0 * self.job.global_batch_size / table.gpus * (1 + again + 0.02 * np.log2(table.tp) + 0.01 * np.log2(table.cp)) * (1 + bubble) + moved
+        return (
+            10.0
+            * self.job.global_batch_size
+            / table.gpus
+            * (1 + again + 0.02 * np.log2(table.tp) + 0.01 * np.log2(table.cp))
+            * (1 + bubble)
+            + moved
+        )
 
     def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
         screened = self.screen(table)

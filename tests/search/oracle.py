@@ -87,7 +87,10 @@ def layers(case: Case, p: ParallelPlan) -> bool:
 
 def smaller(case: Case, p: ParallelPlan) -> bool:
     def largest(v: int) -> int:
-        return -(-(facts(case)["layers"] + 2) // (p.pp * v))
+        layers, stages = facts(case)["layers"], p.pp * v
+        if p.structure.framework in ("megatron", "deepspeed") and layers % stages == 0:
+            return layers // stages
+        return -(-(layers + 2) // stages)
 
     return p.virtual_stages <= 2 or largest(p.virtual_stages) < largest(p.virtual_stages - 1)
 
@@ -141,13 +144,17 @@ def axes(case: Case, p: ParallelPlan) -> bool:
 
 
 ORACLE: dict[str, Callable[[Case, ParallelPlan], bool]] = {
-    "degrees multiply to the GPU count": lambda c, p: p.dp_replicate * p.dp_shard * p.tp * p.pp * p.cp == c.cluster.nodes * c.cluster.gpus_per_node,
+    "degrees multiply to the GPU count": lambda c, p: (
+        p.dp_replicate * p.dp_shard * p.tp * p.pp * p.cp == c.cluster.nodes * c.cluster.gpus_per_node
+    ),
     "the framework has the axis": axes,
     "tp divides the attention heads": tp_heads,
     "tp divides the key-value heads": kv_heads,
     "tp divides the MLP width": mlp,
     "cp divides the sequence": cp,
-    "dp divides the global batch": lambda c, p: p.dp_replicate * p.dp_shard * p.micro_batch_size * p.accumulation == c.job.global_batch_size,
+    "dp divides the global batch": lambda c, p: (
+        p.dp_replicate * p.dp_shard * p.micro_batch_size * p.accumulation == c.job.global_batch_size
+    ),
     "pipeline stages hold something": layers,
     "experts divide over ep": ep,
     "etp divides the expert width": etp,
@@ -161,7 +168,9 @@ ORACLE: dict[str, Callable[[Case, ParallelPlan], bool]] = {
     "the framework has the offload": offloads,
     "sequence parallelism divides the sequence": sequence,
     "no accumulation with optimizer_in_backward": lambda c, p: not c.job.optimizer_in_backward or p.accumulation == 1,
-    "the GPU has the low-precision format": lambda c, p: c.job.precision not in ("fp8", "fp4") or c.job.precision in c.cluster.gpu.peak_flops,
+    "the GPU has the low-precision format": lambda c, p: (
+        c.job.precision not in ("fp8", "fp4") or c.job.precision in c.cluster.gpu.peak_flops
+    ),
     "the GPU has the 16-bit format": lambda c, p: c.job.precision not in ("bf16", "fp16") or c.job.precision in c.cluster.gpu.peak_flops,
     "FlashAttention needs Ampere": lambda c, p: p.structure.attention != "flash" or float(c.cluster.gpu.arch) >= 8,
     "tp stays inside the scale-up domain": scaleup,

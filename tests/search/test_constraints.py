@@ -35,7 +35,7 @@ STRUCTURE = st.builds(
     offload=st.sampled_from(CHOICES["offload"]),
     fp8_params=st.booleans(),
 )
-PLAN = st.builds(ParallelPlan, STRUCTURE, **{name: DEGREE for name in NUMBERS})
+PLAN = st.builds(ParallelPlan, STRUCTURE, **dict.fromkeys(NUMBERS, DEGREE))
 CASE = st.builds(
     case,
     st.sampled_from([TINY, MIXTURE, LLAMA_70B]),
@@ -93,7 +93,10 @@ def test_sentences_name_the_numbers_and_values_that_the_rule_allows(found: Case,
 def test_a_rule_reads_only_what_it_says(found: Case, plan: ParallelPlan, other: ParallelPlan) -> None:
     for rule in RULES:
         numbers = {n: getattr(plan if n in rule.reads else other, n) for n in NUMBERS}
-        same = {k: getattr(plan.structure, k) for k in ("framework", "cp_kind", "layers_per_stage", *(r for r in rule.reads if r not in NUMBERS))}
+        same = {
+            k: getattr(plan.structure, k)
+            for k in ("framework", "cp_kind", "layers_per_stage", *(r for r in rule.reads if r not in NUMBERS))
+        }
         mixed = ParallelPlan(replace(other.structure, **same), **numbers)
         one, two = (rule.allows(found, p.structure, PlanTable.from_plans([p]))[0] for p in (plan, mixed))
         assert one == two, rule.name
@@ -116,15 +119,55 @@ def test_check_plan_refuses_exactly_what_the_errors_refuse(found: Case, plan: Pa
 GOOD = ParallelPlan(Structure("megatron", sharding="zero1", sequence_parallel=True), dp_shard=4, tp=2, pp=1, accumulation=4)
 FOUND = case(gpus=8, batch=16, seq=512)
 EXAMPLES = {
-    "degrees multiply to the GPU count": (replace(GOOD, dp_shard=3, accumulation=1), "strategy.dp", "dp 3 x tp 2 x pp 1 x cp 1 = 6, but the cluster has 8 GPUs", "4"),
-    "tp divides the attention heads": (replace(GOOD, tp=3, dp_shard=1), "strategy.tp", "tp 3 does not divide 8 attention heads", "1, 2, 4, 8"),
-    "dp divides the global batch": (replace(GOOD, micro_batch_size=3), "strategy.micro_batch_size", "dp 4 x micro-batch 3 does not divide the global batch of 16 sequences", "1, 2, 4"),
-    "pipeline stages hold something": (replace(GOOD, pp=16), "strategy.pp", "pp 16 x virtual_stages 1 = 16 stages are more than 6 layers, embedding and head (8 slots)", "7, 8"),
-    "cp divides the sequence": (replace(GOOD, cp=3), "strategy.cp", "ring context parallelism gives a rank two pieces: 2 x cp 3 does not divide sequence length 512", "1, 2, 4, 8"),
+    "degrees multiply to the GPU count": (
+        replace(GOOD, dp_shard=3, accumulation=1),
+        "strategy.dp",
+        "dp 3 x tp 2 x pp 1 x cp 1 = 6, but the cluster has 8 GPUs",
+        "4",
+    ),
+    "tp divides the attention heads": (
+        replace(GOOD, tp=3, dp_shard=1),
+        "strategy.tp",
+        "tp 3 does not divide 8 attention heads",
+        "1, 2, 4, 8",
+    ),
+    "dp divides the global batch": (
+        replace(GOOD, micro_batch_size=3),
+        "strategy.micro_batch_size",
+        "dp 4 x micro-batch 3 does not divide the global batch of 16 sequences",
+        "1, 2, 4",
+    ),
+    "pipeline stages hold something": (
+        replace(GOOD, pp=16),
+        "strategy.pp",
+        "pp 16 x virtual_stages 1 = 16 stages are more than 6 layers, embedding and head (8 slots)",
+        "7, 8",
+    ),
+    "cp divides the sequence": (
+        replace(GOOD, cp=3),
+        "strategy.cp",
+        "ring context parallelism gives a rank two pieces: 2 x cp 3 does not divide sequence length 512",
+        "1, 2, 4, 8",
+    ),
     "experts divide over ep": (replace(GOOD, ep=2), "strategy.ep", "ep 2 spreads experts, and the model has none", "1"),
-    "virtual stages need a pipeline": (replace(GOOD, virtual_stages=2), "strategy.virtual_stages", "2 virtual stages need a pipeline, and pp is 1", "1"),
-    "the framework has the sharding": (with_field(FOUND, GOOD, "sharding", "zero3"), "strategy.sharding", "Megatron-Core has no sharding 'zero3'; it has none, zero1", "zero1"),
-    "the framework has the offload": (with_field(FOUND, GOOD, "offload", "params-nvme"), "strategy.offload", "Megatron-Core cannot offload params-nvme; it can none, optimizer-cpu, activations-cpu", "none, optimizer-cpu, activations-cpu"),
+    "virtual stages need a pipeline": (
+        replace(GOOD, virtual_stages=2),
+        "strategy.virtual_stages",
+        "2 virtual stages need a pipeline, and pp is 1",
+        "1",
+    ),
+    "the framework has the sharding": (
+        with_field(FOUND, GOOD, "sharding", "zero3"),
+        "strategy.sharding",
+        "Megatron-Core has no sharding 'zero3'; it has none, zero1",
+        "zero1",
+    ),
+    "the framework has the offload": (
+        with_field(FOUND, GOOD, "offload", "params-nvme"),
+        "strategy.offload",
+        "Megatron-Core cannot offload params-nvme; it can none, optimizer-cpu, activations-cpu",
+        "none, optimizer-cpu, activations-cpu",
+    ),
 }
 
 
@@ -137,7 +180,9 @@ def test_what_a_person_reads(name: str) -> None:
 
 
 def test_interleaving_names_the_schedules_own_rule() -> None:
-    plan = replace(GOOD, pp=4, tp=1, dp_shard=2, accumulation=6, virtual_stages=2, structure=replace(GOOD.structure, schedule="interleaved-1f1b"))
+    plan = replace(
+        GOOD, pp=4, tp=1, dp_shard=2, accumulation=6, virtual_stages=2, structure=replace(GOOD.structure, schedule="interleaved-1f1b")
+    )
     rule = next(r for r in RULES if r.name == "the schedule has an order")
     assert re.search("groups of 4 microbatches.* 6 do not divide", rule.sentence(FOUND, plan))
 
@@ -152,7 +197,7 @@ def test_key_value_heads_are_replicated_where_the_framework_does() -> None:
 
 def test_old_hardware() -> None:
     old = case(gpu=V100, gpus=1, precision="fp8")
-    with pytest.raises(SpecError, match="training.precision: V100-SXM2-32GB has no fp8 matrix units; it has fp32, fp16"):
+    with pytest.raises(SpecError, match=r"training.precision: V100-SXM2-32GB has no fp8 matrix units; it has fp32, fp16"):
         check_plan(old.model, old.cluster, old.job, ParallelPlan(Structure(sharding="none"), accumulation=16))
     advice = advise(old.model, old.cluster, replace(old.job, precision="bf16"), ParallelPlan(Structure(sharding="none"), accumulation=16))
     assert [a.split(":")[0] for a in advice] == ["training.precision", "strategy.attention"]

@@ -18,8 +18,12 @@ from ..spec.optimizer import OPTIMIZERS
 from ..spec.precision import activation_bytes
 
 GPUS_OF_A_NODE = 8
-STORAGE_BYTES_PER_S_PER_GPU = 2e12 / 16384  # Llama 3: 2 TB/s sustained for 16,384 GPUs (arXiv:2407.21783 section 3.3.1); BLOOM's 57 GB/s for 384 is 0.15 GB/s
-RESTART_S = 600.0  # detect, replace, start, load; Llama 3's effective time above 90 % at one interruption in 3.1 h leaves at most 14 minutes
+STORAGE_BYTES_PER_S_PER_GPU = (
+    2e12 / 16384
+)  # Llama 3: 2 TB/s sustained for 16,384 GPUs (arXiv:2407.21783 section 3.3.1); BLOOM's 57 GB/s for 384 is 0.15 GB/s
+RESTART_S = (
+    600.0  # detect, replace, start, load; Llama 3's effective time above 90 % at one interruption in 3.1 h leaves at most 14 minutes
+)
 
 
 @dataclass(frozen=True)

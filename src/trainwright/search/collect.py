@@ -23,6 +23,7 @@ CHUNKS = (8_192, 32_768, 131_072)  # rows whose memory is computed at once, best
 NOT_FITTING = "does not fit into the GPU's memory"
 DOMINATED = "recompute or offload where the same plan fits without"
 TOO_SLOW = "slower, at best, than the plans kept"
+TIGHT = "fits only inside the memory margin"
 NO_HOST = "offload does not fit into the node's memory or disks"
 
 
@@ -53,7 +54,11 @@ class Kept:
         """Everything that fits; the tight ones only where nothing else does. Best screened time first."""
         table, screened, device = PlanTable.concatenate(self.tables), np.concatenate(self.screened), np.concatenate(self.device)
         tight = np.concatenate(self.tight)
-        keep = np.flatnonzero(~tight) if (~tight).any() else np.arange(len(tight))
+        if (~tight).any():
+            self.credit(TIGHT, tight.sum())
+            keep = np.flatnonzero(~tight)
+        else:
+            keep = np.arange(len(tight))
         order = keep[np.argsort(screened[keep], kind="stable")]
         return table.take(order), screened[order], device[order]
 
@@ -62,8 +67,8 @@ class Kept:
 class Collector:
     """Collects the plans of one space that fit and may be among the `wanted` fastest.
 
-    `margin`: share of the card kept free. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `floor`: every plan screened below it is
-    priced, however many fit. `prune` off keeps slower plans as well (where memory is what is ranked).
+    `margin`: share of the card kept free. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `floor`: every plan
+    screened below it is priced, however many fit. `prune` off keeps slower plans as well (where memory is what is ranked).
     """
 
     case: Case

@@ -199,8 +199,11 @@ def _order_says(case: Case, p: ParallelPlan) -> str:
     return error.message if error else f"{p.structure.schedule} has an order for {p.pp} stages and {p.accumulation} micro-batches"
 
 
-def _largest_stage(case: Case, t: PlanTable, virtual_stages: IntColumn) -> IntColumn:
-    return -(-(case.layers + 2) // (t.pp * np.maximum(virtual_stages, 1)))
+def _largest_stage(case: Case, s: Structure, t: PlanTable, virtual_stages: IntColumn) -> IntColumn:
+    """Slots of the largest stage as `cost.stages` deals them; without the ends where the framework deals layers alone and they divide."""
+    stages = t.pp * np.maximum(virtual_stages, 1)
+    slots = -(-(case.layers + 2) // stages)
+    return np.where(case.layers % stages == 0, case.layers // stages, slots) if case.framework(s).even_stages else slots
 
 
 def _smaller_stages(case: Case, s: Structure, t: PlanTable) -> Mask:
@@ -208,12 +211,13 @@ def _smaller_stages(case: Case, s: Structure, t: PlanTable) -> Mask:
     if s.layers_per_stage is not None:
         return _all(t, True)
     v = t.virtual_stages
-    return (v <= 2) | (_largest_stage(case, t, v) < _largest_stage(case, t, v - 1))
+    return (v <= 2) | (_largest_stage(case, s, t, v) < _largest_stage(case, s, t, v - 1))
 
 
 def _smaller_stages_says(case: Case, p: ParallelPlan) -> str:
-    largest = -(-(case.layers + 2) // (p.pp * p.virtual_stages))
-    return f"{p.virtual_stages} virtual stages of pp {p.pp} leave the largest stage at {largest} slots, as {p.virtual_stages - 1} do"
+    row = PlanTable.from_plans([p])
+    largest = int(_largest_stage(case, p.structure, row, row.virtual_stages)[0])
+    return f"{p.virtual_stages} virtual stages of pp {p.pp} leave {largest} or more in the largest stage, as {p.virtual_stages - 1} do"
 
 
 def _filled(case: Case, s: Structure, t: PlanTable) -> Mask:
@@ -482,7 +486,14 @@ RULES: tuple[Rule, ...] = (
         advice=True,
         source="arXiv:2104.04473 section 2.2: the bubble is (pp - 1) / m of the work",
     ),
-    Rule("virtual stages make stages smaller", ("pp", "virtual_stages"), ("virtual_stages",), _smaller_stages, _smaller_stages_says, advice=True),
+    Rule(
+        "virtual stages make stages smaller",
+        ("pp", "virtual_stages"),
+        ("virtual_stages",),
+        _smaller_stages,
+        _smaller_stages_says,
+        advice=True,
+    ),
     Rule(
         "sequence parallelism needs tp",
         ("sequence_parallel", "tp"),

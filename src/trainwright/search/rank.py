@@ -168,7 +168,15 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     floor = 0.0
     while True:
         collector = Collector(
-            case, space, pricing, late, margin, 4 * options.top, np.inf if options.objective == "memory" else slowest, floor, options.objective != "memory"
+            case,
+            space,
+            pricing,
+            late,
+            margin,
+            4 * options.top,
+            np.inf if options.objective == "memory" else slowest,
+            floor,
+            options.objective != "memory",
         )
         kept = collector.run()
         found = _exact(case, kept, options, pricing, limits)

@@ -103,7 +103,9 @@ def memory_limits(case: Case, ranking: Ranking, options: SearchOptions, pricing:
     wishes = [(text, wish) for text, wish in _wishes(case, plan) if mask(case, ERRORS, PlanTable.from_plans([wish]))[0]]
     if wishes:
         need = pricing.need(PlanTable.from_plans([wish for _, wish in wishes])).device
-        too_much = [f"{text} would need {format_bytes(float(n))}" for (text, _), n in zip(wishes, need, strict=True) if n > capacity * (1 - margin)]
+        too_much = [
+            f"{text} would need {format_bytes(float(n))}" for (text, _), n in zip(wishes, need, strict=True) if n > capacity * (1 - margin)
+        ]
         if too_much:
             sentences.append(f"Memory keeps it from more: {'; '.join(too_much)}.")
     return sentences
@@ -119,9 +121,8 @@ def _wishes(case: Case, plan: ParallelPlan) -> list[tuple[str, ParallelPlan]]:
         found.append((f"micro-batch {2 * plan.micro_batch_size}", with_field(case, plan, "micro_batch_size", 2 * plan.micro_batch_size)))
     if s.offload != "none":
         found.append(("no offload", with_field(case, plan, "offload", "none")))
-    for axis in ("tp", "pp"):
-        if getattr(plan, axis) % 2 == 0 and (axis == "tp" or plan.pp > 2 or plan.virtual_stages == 1):
-            found.append((f"{axis} {getattr(plan, axis) // 2}", with_field(case, plan, axis, getattr(plan, axis) // 2)))
+    halves = [axis for axis in ("tp", "pp") if getattr(plan, axis) % 2 == 0 and (axis == "tp" or plan.pp > 2 or plan.virtual_stages == 1)]
+    found += [(f"{axis} {getattr(plan, axis) // 2}", with_field(case, plan, axis, getattr(plan, axis) // 2)) for axis in halves]
     return [(text, wish) for text, wish in found if wish.dp * wish.micro_batch_size * wish.accumulation == case.batch]
 
 
@@ -129,9 +130,16 @@ def behind(ranking: Ranking, i: int, options: SearchOptions) -> str:
     """Why row i stands behind the first: the difference, and the parts that make it."""
     gap = float(ranking.value[i] / ranking.value[0] - 1)
     if options.objective == "memory":
-        return f"it needs {format_bytes(abs(float(ranking.device_bytes[i] - ranking.device_bytes[0])))} {'more' if gap >= 0 else 'less'}" + _or_equal(gap)
+        return (
+            f"it needs {format_bytes(abs(float(ranking.device_bytes[i] - ranking.device_bytes[0])))} {'more' if gap >= 0 else 'less'}"
+            + _or_equal(gap)
+        )
     per = "slower" if options.objective == "time" else "dearer"
-    text = f"{gap:.1%} {per}" if gap >= 0 else f"{-gap:.1%} {'faster' if per == 'slower' else 'cheaper'}, which counts as equal, but less simple"
+    text = (
+        f"{gap:.1%} {per}"
+        if gap >= 0
+        else f"{-gap:.1%} {'faster' if per == 'slower' else 'cheaper'}, which counts as equal, but less simple"
+    )
     changes = differences({k: float(v[i] - v[0]) for k, v in ranking.breakdown.items()}, float(ranking.step_s[0]))
     return f"{text}, {changes}" if changes else text
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,14 +145,14 @@ CHOICES: dict[str, tuple[object, ...]] = {
 }
 
 
-def with_field(case: Case, plan: ParallelPlan, field: str, value: object) -> ParallelPlan:
+def with_field(case: Case, plan: ParallelPlan, field: str, value: Any) -> ParallelPlan:
     """The plan with one field changed and what follows from it: data parallelism takes the GPUs that are left, accumulation the batch that is left."""
     if field in CHOICES or field not in (*NUMBERS, "dp"):
         plan = replace(plan, structure=replace(plan.structure, **{field: value}))
     elif field == "dp":
-        plan = _with_dp(plan, int(value))  # type: ignore[call-overload]
+        plan = _with_dp(plan, int(value))
     else:
-        plan = replace(plan, **{field: int(value)})  # type: ignore[call-overload]
+        plan = replace(plan, **{field: int(value)})
     if field in ("tp", "pp", "cp"):
         rest = plan.tp * plan.pp * plan.cp
         if case.cluster.gpus % rest == 0:

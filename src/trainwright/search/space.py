@@ -24,8 +24,8 @@ from ..frameworks.base import Framework
 from ..schedules import SCHEDULES
 from ..spec.plan import NUMBERS, ParallelPlan, Structure
 from ..spec.run import StrategySection
-from .constraints import ERRORS, RULES, check_plan
-from .rules import Case, Rule, divisors
+from .constraints import ERRORS, RULES
+from .rules import Case, Rule, divisors, explain
 
 DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard")
 WITHOUT_SP = "tp without sequence parallelism: the same traffic, more memory"
@@ -113,7 +113,7 @@ def rules_for(strategy: StrategySection, advice: bool = True) -> tuple[Rule, ...
 
 def base_structure(case: Case, strategy: StrategySection, framework: Framework) -> Structure:
     """What the search does not vary: said, or the default; attention is the fastest kernel that the GPU runs."""
-    default = Structure(framework=framework.name)
+    default = Structure(framework=framework.name, sharding=str(framework.defaults.get("sharding", "zero3")))
     said = {
         name: getattr(strategy, name)
         for name in Structure.__dataclass_fields__
@@ -144,12 +144,29 @@ def check_fixed(case: Case, strategy: StrategySection, structure: Structure) -> 
     if gpus % product:
         said = " x ".join(f"{n} {getattr(strategy, n)}" for n in degrees)
         raise SpecError(f"{said} = {product:,} does not divide {gpus:,} GPUs", f"strategy.{degrees[-1]}")
+    _check_batch(case, strategy)
     plan = _plan_of(case, strategy, structure)
     said_fields = fixed_fields(strategy) | ({"dp_replicate", "dp_shard"} if strategy.dp is not None else set())
     row = PlanTable.from_plans([plan])
     for rule in ERRORS:
         if set(rule.reads) <= said_fields and not rule.allows(case, structure, row)[0]:
-            check_plan(case.model, case.cluster, case.job, plan)
+            found = explain(case, rule, plan, ERRORS)
+            raise SpecError(found.sentence, found.where, found.nearest)
+
+
+def _check_batch(case: Case, strategy: StrategySection) -> None:
+    """Replicas and micro-batch, as far as they were said, must divide the batch."""
+    replicas = strategy.dp or (strategy.dp_replicate or 1) * (strategy.dp_shard or 1)
+    micro = strategy.micro_batch_size or 1
+    if case.batch % (replicas * micro):
+        name = "micro_batch_size" if strategy.micro_batch_size and case.batch % replicas == 0 else "dp"
+        value, of = (micro, case.batch // replicas) if name == "micro_batch_size" else (replicas, case.batch)
+        near = divisors(of)
+        raise SpecError(
+            f"dp {replicas} x micro-batch {micro} does not divide the global batch of {case.batch:,} sequences",
+            f"strategy.{name}",
+            [*[d for d in near if d < value][-2:], *[d for d in near if d > value][:2]],
+        )
 
 
 def _plan_of(case: Case, strategy: StrategySection, structure: Structure) -> ParallelPlan:
@@ -212,10 +229,14 @@ class _Enumeration:
         grid.apply(case, self._ready(*chosen), base)
         self._pipelines(grid)
         chosen += ["schedule", "virtual_stages"]
-        grid.apply(case, self._ready(*chosen), {i: replace(self.structure, schedule=s) for i, s in enumerate(self.schedule_names)}, "schedule")
+        grid.apply(
+            case, self._ready(*chosen), {i: replace(self.structure, schedule=s) for i, s in enumerate(self.schedule_names)}, "schedule"
+        )
         self._sharding(grid)
         chosen += ["sharding"]
-        grid.apply(case, self._ready(*chosen), {i: replace(self.structure, sharding=s) for i, s in enumerate(self.sharding_names)}, "sharding")
+        grid.apply(
+            case, self._ready(*chosen), {i: replace(self.structure, sharding=s) for i, s in enumerate(self.sharding_names)}, "sharding"
+        )
         self._sequence(grid)
         chosen += ["sequence_parallel"]
         both = {0: replace(self.structure, sequence_parallel=False), 1: replace(self.structure, sequence_parallel=True)}
@@ -360,7 +381,7 @@ class _Enumeration:
     def _late(self, grid: _Grid, table: PlanTable) -> None:
         """Recompute and offload: leaves out what the framework cannot do at all, and counts what single structures refuse."""
         counts = np.bincount(table.structure, minlength=len(table.structures))
-        rows_of = {name: 0 for name in self.sharding_names}
+        rows_of = dict.fromkeys(self.sharding_names, 0)
         for structure, rows in zip(table.structures, counts, strict=True):
             rows_of[structure.sharding] += int(rows)
         for rule in self.waiting:
@@ -394,7 +415,7 @@ def _choices(column: IntColumn, choose: object) -> tuple[IntColumn, list[IntColu
     """For each row the lists that `choose` gives for its value: how many, and all of them one after another, one array a list."""
     distinct, back = np.unique(column, return_inverse=True)
     lists = [choose(int(d)) for d in distinct]  # type: ignore[operator]
-    width = len(lists[0]) if lists else 1
+    width = len(lists[0] if lists else choose(1))  # type: ignore[operator]
     sizes = np.array([len(choice[0]) for choice in lists], dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     back = back.reshape(-1)
@@ -402,7 +423,10 @@ def _choices(column: IntColumn, choose: object) -> tuple[IntColumn, list[IntColu
     total = int(counts.sum())
     within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     index = np.repeat(starts[back], counts) + within if total else np.zeros(0, np.int64)
-    flat = [np.concatenate([np.asarray(choice[k], dtype=np.int64) for choice in lists]) if lists else np.zeros(0, np.int64) for k in range(width)]
+    flat = [
+        np.concatenate([np.asarray(choice[k], dtype=np.int64) for choice in lists]) if lists else np.zeros(0, np.int64)
+        for k in range(width)
+    ]
     return counts, [f[index] for f in flat]
 
 
