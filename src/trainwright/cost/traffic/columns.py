@@ -82,6 +82,24 @@ class Case:
         if calls.any():
             self.messages.append(Message(axis, collective, phase, size, calls, ranks, stride, overlaps, what))
 
+    def add_in_buckets(
+        self,
+        axis: Axis,
+        collective: str,
+        phase: Phase,
+        total: IntColumn,
+        bucket: IntColumn | int,
+        calls: IntColumn | int,
+        ranks: IntColumn,
+        stride: IntColumn | int,
+        overlaps: str,
+        what: str,
+    ) -> None:
+        """`total` bytes as full buckets and a rest, so that the sum is exact."""
+        full, rest = np.divmod(total, np.maximum(np.asarray(bucket, dtype=np.int64), 1))
+        self.add(axis, collective, phase, bucket, full * calls, ranks, stride, overlaps=overlaps, what=what)
+        self.add(axis, collective, phase, rest, calls, ranks, stride, overlaps=overlaps, what=f"{what}, the rest")
+
     # numbers of the plans
     @property
     def tp(self) -> IntColumn:
