@@ -189,6 +189,11 @@ def test_which_layers_have_experts() -> None:
     assert sparse(small("qwen3_moe", mlp_only_layers=[1])) == "...x.x"
 
 
+def test_a_shared_expert_of_width_zero_is_none() -> None:
+    shared, none = small("qwen2_moe"), small("qwen2_moe", shared_expert_intermediate_size=0)
+    assert shared.parameters - none.parameters == L * (3 * H * 40 + H)
+
+
 def test_hybrid_layers_alternate() -> None:
     model = small("qwen3_next")
     mixers = ["attention" if model.blocks[name].rows("attention") else "delta" for name in model.layers]

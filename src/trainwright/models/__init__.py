@@ -30,7 +30,7 @@ class Family:
 
 FAMILIES = Registry("trainwright.models", "FAMILY", "model family")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
-DEFAULT_TEXT = {"gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama"}
+DEFAULT_TEXT = {"mistral3": "mistral", "llava": "llama"}
 
 
 @cache

@@ -26,4 +26,4 @@ def build(config: Mapping[str, Any], name: str) -> ModelSpec:
     return gemma_sandwich(keys, "gemma3", every=every, qk_norm="head")
 
 
-FAMILY = Family("gemma3", ("gemma3_text",), build)
+FAMILY = Family("gemma3", ("gemma3_text", "gemma3"), build)

@@ -48,4 +48,4 @@ def build(config: Mapping[str, Any], name: str) -> ModelSpec:
     return make(keys, "llama4", blocks, buffer_bytes=rope_buffers(shape.head_dim), **ends(keys, hidden))
 
 
-FAMILY = Family("llama4", ("llama4_text",), build)
+FAMILY = Family("llama4", ("llama4_text", "llama4"), build)

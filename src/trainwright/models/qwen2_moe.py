@@ -34,9 +34,9 @@ def sparse_layers(keys: Keys, layers: int) -> list[bool]:
 def qwen_experts(keys: Keys, hidden: int, function: str, *, shared: bool) -> Part:
     """The expert part of the Qwen MoE models, with the gated shared expert where the family has one."""
     count, top_k = read_experts(keys, "num_experts", "num_local_experts")
-    width = keys.ffn("shared_expert_intermediate_size") if shared else 0
-    extra = gated_mlp(hidden, width, function, prefix="mlp.shared_expert.") if shared else None
-    return experts(hidden, keys.ffn("moe_intermediate_size"), count, top_k, function=function, shared=extra, shared_gate=shared)
+    width = keys.whole("shared_expert_intermediate_size", default=0, least=0, most=2**24) if shared else 0
+    extra = gated_mlp(hidden, width, function, prefix="mlp.shared_expert.") if width else None
+    return experts(hidden, keys.ffn("moe_intermediate_size"), count, top_k, function=function, shared=extra, shared_gate=extra is not None)
 
 
 def qwen_moe(keys: Keys, family: str, shape: Heads, options: Mapping[str, Any], *, shared: bool) -> ModelSpec:
