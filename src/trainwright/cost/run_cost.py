@@ -69,7 +69,7 @@ def run_cost(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plan: Par
         gpu_hours=hours,
         usd=usd(cluster, hours),
         price_source=cluster.price_source,
-        energy_mwh=None if hours is None else energy_mwh(cluster.gpu, hours),
+        energy_mwh=None if hours is None or not watts(cluster.gpu) else energy_mwh(cluster.gpu, hours),
         watts_per_gpu=watts(cluster.gpu),
         reliability=found,
     )
