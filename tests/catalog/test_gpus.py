@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.catalog import tables
@@ -185,3 +187,24 @@ def test_the_table_for_people_lists_every_gpu() -> None:
     h100 = next(row for row in listed if row["id"] == "H100-SXM-80GB")
     assert (h100["bf16_tflops"], h100["memory_gib"], h100["link_gb_per_s"]) == (989.4, 79.65, 450)
     assert set(FORMATS) >= {"fp32", "bf16", "fp8", "fp4"}
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**30), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([*NUMBERS, "id", "base", "vendor", "aliases", "peak_flops", "capacity_bytes", "x"]), VALUES, max_size=4
+    ),
+    st.booleans(),
+)
+def test_any_table_is_a_gpu_or_one_line(table: dict[str, Any], known: bool) -> None:
+    try:
+        gpu = load_gpu({"base": "h100", **table} if known else table)
+    except SpecError as error:
+        assert "\n" not in str(error)
+    else:
+        assert gpu.capacity_bytes > 0
+        assert gpu.hbm_bytes_per_s > 0
+        assert max(gpu.peak_flops.values()) > 0

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trainwright.catalog import tables
 from trainwright.catalog.load import list_models, load_model
@@ -120,3 +122,23 @@ def test_the_table_for_people_lists_every_model() -> None:
     assert [row["id"] for row in listed] == list(tables.document("models.json"))
     mixtral = next(row for row in listed if row["id"] == "mixtral-8x7b")
     assert (mixtral["experts"], mixtral["experts_per_token"], mixtral["parameters"]) == (8, 2, 46702792704)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=40), st.from_regex(r"[0-9.]{1,8}[KkMmBbTt]?"), st.text("./~-_ab7B", max_size=12)))
+def test_any_text_is_a_model_or_one_line(text: str) -> None:
+    try:
+        assert load_model(text).parameters > 0
+    except SpecError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1500
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_model_or_one_line(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        load_model(str(file))
+    assert "\n" not in str(caught.value)

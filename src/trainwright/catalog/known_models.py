@@ -83,9 +83,17 @@ def _is_path(reference: str) -> bool:
         return False
 
 
+def _file(path: str) -> Path:
+    """The path with the user's home put in for ``~``; as it stands where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _name_of(path: str) -> str:
     """The folder's name for a ``config.json``, the file's own without its ending for any other."""
-    resolved = Path(path).expanduser()
+    resolved = _file(path)
     if resolved.suffix != ".json":
         return one_line(resolved.name or "model", 80)
     return one_line(resolved.parent.name or "model" if resolved.stem == "config" else resolved.stem, 80)
@@ -98,7 +106,7 @@ def _name_in(config: Mapping[str, Any]) -> str:
 
 def read_config(path: str) -> dict[str, Any]:
     """A ``config.json``, or the one in a folder, as a table."""
-    file = Path(path).expanduser()
+    file = _file(path)
     try:
         folder = file.is_dir()
     except (OSError, ValueError) as error:
