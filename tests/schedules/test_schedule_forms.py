@@ -146,3 +146,33 @@ def test_one_rank_never_waits():
     for name in ("gpipe", "1f1b", "zb-h1", "zb-v", "interleaved-1f1b", "v-half"):
         got = schedule(name, 1, 4)
         assert (got.makespan, got.idle, got.messages) == (12, 0, 0)
+
+
+@settings(deadline=None)
+@given(p=st.integers(2, 5), v=st.integers(2, 3), groups=st.integers(1, 3), more=st.integers(0, 5), rest=st.integers(0, 9))
+def test_groups_of_more_than_one_microbatch_a_rank(p, v, groups, more, rest):
+    """Megatron's microbatch_group_size_per_vp_stage: in [p, m], no last group below p; the same makespan, peak (2(p-1-r) + (v-1)g + 1)/v."""
+    group = p + more
+    m = groups * group + (rest if p <= rest < group else 0)
+    got = schedule("interleaved-1f1b", p, m, v, group=group)
+    want = [min(m * v, 2 * (p - 1 - r) + (v - 1) * group + 1) / v for r in range(p)]
+    assert got.peak_per_rank == pytest.approx(want)
+    assert got.makespan == pytest.approx((m + (p - 1) / v) * 3)
+
+
+@pytest.mark.parametrize(("m", "group", "nearest"), [(8, 3, "4, 8"), (10, 16, "6, 10"), (10, 9, "6, 10"), (10, 8, "6, 10")])
+def test_groups_that_megatron_refuses(m, group, nearest):
+    with pytest.raises(SpecError) as error:
+        schedule("interleaved-1f1b", 4, m, 2, group=group)
+    assert error.value.where == "group"
+    for good in error.value.nearest.split(", "):
+        schedule("interleaved-1f1b", 4, m, 2, group=int(good))
+    with pytest.raises(SpecError, match="no groups"):
+        schedule("1f1b", 4, 8, group=4)
+
+
+def test_bigger_groups_hide_latency_between_chunks():
+    """With g = p the first chunk's last microbatch and the next chunk's first are back to back round the ring; a larger group gives messages time."""
+    small, large = (schedule("interleaved-1f1b", 4, 16, 2, p2p=0.2, group=g) for g in (4, 8))
+    assert large.makespan < small.makespan
+    assert max(large.peak_per_rank) > max(small.peak_per_rank)

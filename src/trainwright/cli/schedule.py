@@ -32,6 +32,9 @@ def schedule(
     weight: Annotated[
         str, typer.Option(help="Time of its weight gradient, which a schedule that does not split runs with the input gradient.")
     ] = "0",
+    group: Annotated[
+        int | None, typer.Option(help="interleaved-1f1b: microbatches that run a chunk before the next (the stages).", show_default=False)
+    ] = None,
     p2p: Annotated[float, typer.Option(help="One-way latency of a message.")] = 0.0,
     blocking: Annotated[bool, typer.Option("--blocking", help="Sending keeps the sender busy.")] = False,
     recompute: Annotated[str, typer.Option(help="Time of recomputation before each backward.")] = "0",
@@ -68,6 +71,8 @@ def schedule(
     shares = {"forward": forward, "recompute": recompute, "gather": gather, "reduce": reduce}
     costs: dict[str, Any] = {k: _numbers(v, f"--{k}") for k, v in shares.items()}
     costs |= {"p2p": p2p, "blocking": blocking, "overlap": overlap, "regather": regather}
+    if group is not None:
+        costs["group"] = group
     if slowdown:
         factors = _numbers(slowdown, "--slowdown")
         costs["slowdown"] = factors if isinstance(factors, list) else [factors]
@@ -118,7 +123,7 @@ def _sized(
     plain = name.lower().replace("_", "-")
     if plain in ("automatic", "auto", "optimal"):
         used = {k: costs[k] for k in ("forward", "backward", "weight", "p2p")}
-        ignored = [k for k in ("recompute", "gather", "reduce", "slowdown", "blocking") if _matters(costs.get(k))]
+        ignored = [k for k in ("group", "recompute", "gather", "reduce", "slowdown", "blocking") if _matters(costs.get(k))]
         if ignored:
             raise SpecError(
                 f"{plain} schedules are made for forward, backward, weight and p2p alone", f"--{ignored[0]}", "a named schedule"
@@ -142,7 +147,8 @@ def _sized(
     note = (
         f"Weight gradients cost nothing here: --backward 1 --weight 1 shows what {entry.name} gains by splitting them off." if idle else ""
     )
-    return Sized(entry.name, stages, microbatches, chosen, costs), note
+    own = {k: x for k, x in costs.items() if k != "group" or not second or entry.name == "interleaved-1f1b"}
+    return Sized(entry.name, stages, microbatches, chosen, own), note
 
 
 def _matters(value: Any) -> bool:

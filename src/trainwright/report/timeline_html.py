@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from ..schedules.bounds import bound_of
-from ..schedules.timeline import Timeline
+from ..schedules.messages import blocking_orders
+from ..schedules.timeline import MAX_CHECKED, Timeline
 from .timeline import title_of, to_svg
 
 STYLE = """
@@ -37,6 +38,12 @@ def figures(t: Timeline) -> list[tuple[str, str, str]]:
     bound = bound_of(t)
     causes = ", ".join(f"{k} {v:.6g}" for k, v in t.idle_by_cause.items() if abs(v) > 1e-9 * max(t.idle, 1e-300))
     peaks = t.peak_per_rank
+    blocking = []
+    if t.messages and len(t.table) <= MAX_CHECKED:
+        kinds = {"fine": "fine", "deadlock": "deadlock"}
+        verdicts = {name: kinds.get(reason.split(":")[0], "wrong order") for name, reason in blocking_orders(t.table).items()}
+        words = ", ".join(f"{name}: {verdict}" for name, verdict in verdicts.items())
+        blocking = [("if messages block", words, "each received right before its use; posted by itself, or with the send before it")]
     low, high = min(peaks), max(peaks)
     return [
         ("makespan", f"{t.makespan:.6g}", "first start to last end"),
@@ -52,6 +59,7 @@ def figures(t: Timeline) -> list[tuple[str, str, str]]:
         ),
         ("weight copies", f"{t.weight_copies}", "of each rank's share of the model"),
         ("messages", f"{t.messages:,}", "activations and gradients between ranks, a step"),
+        *blocking,
     ]
 
 

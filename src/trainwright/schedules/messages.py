@@ -112,6 +112,20 @@ def _received(action: Action, place: Placement) -> Message | None:
     return Message("RECV_F" if step < 0 else "RECV_B", action.stage, action.microbatch)
 
 
+def blocking_orders(table: ActionTable) -> dict[str, str]:
+    """What happens when messages block and receives stand right before their use: "fine", or the reason why not, where each is posted by itself and where
+    the send after an action and the receive before the next are posted together. Where neither is fine, `with_messages` has an order that is.
+    """
+    found = {}
+    for name, together in (("one by one", False), ("send and receive together", True)):
+        try:
+            check_messages(receive_before_use(table, together), table.placement)
+            found[name] = "fine"
+        except SpecError as error:
+            found[name] = error.message
+    return found
+
+
 def check_messages(programs: Sequence[Program | Sequence[tuple[Action | Message, ...]]], place: Placement) -> None:
     """Raises `SpecError` where an end of a message is missing or doubled, is on the wrong rank, comes before its
     result or after its use, overtakes another, or where ranks wait for each other.

@@ -15,6 +15,7 @@ from .actions import ActionTable, Schedule
 from .collectives import with_collectives
 from .costs import Cost, Costs, row_seconds, whole_share
 from .graph import Nodes, Order, compile_nodes, order_nodes, sweep
+from .interleaved import grouped
 from .steady import steady
 from .timeline import CAUSES, Timeline, peaks
 
@@ -33,16 +34,18 @@ def schedule(
     """A schedule replayed. `stages` is the number of pipeline ranks, `virtual_stages` the chunks on each (None: the
     schedule's own least).
 
-    `forward`, `backward` (input gradient) and `weight` (weight gradient) are one rank's whole share of one
-    microbatch: a number, one a rank, one a chunk [stages * virtual_stages], or one a chunk and microbatch; `p2p` is a
-    one-way latency. `more` are further fields of `Costs` (recompute, overlap, blocking, reduce, gather, slowdown,
-    ...), recompute, reduce and gather in whole shares too. Raises `SpecError` for what the schedule cannot do, with
-    the rule, and for costs that make no sense.
+    `forward`, `backward` (input gradient) and `weight` (weight gradient) are one rank's whole share of one microbatch: a number, one a rank, one a
+    chunk [stages * virtual_stages], or one a chunk and microbatch; `p2p` is a one-way latency. `more` are further fields of `Costs` (recompute,
+    overlap, blocking, reduce, gather, slowdown, ...), recompute, reduce and gather in whole shares too; `group` is interleaved-1f1b's number of
+    microbatches that run a chunk before the next (default: stages). Raises `SpecError` for what the schedule cannot do, with the rule, and for costs
+    that make no sense.
     """
     if isinstance(name, ActionTable):
         table, copies = name, 2 if name.placement.streams == 2 else 1
     else:
         entry = name if isinstance(name, Schedule) else SCHEDULES.get_or_raise(name, "schedule")
+        if (group := more.pop("group", None)) is not None:
+            entry = _grouped(entry, group)
         table, copies = entry.table(stages, microbatches, virtual_stages), entry.weight_copies
     unknown = sorted(set(more) - set(Costs.__dataclass_fields__))
     if unknown:
@@ -52,6 +55,14 @@ def schedule(
     shares |= {k: more.pop(k) for k in ("recompute", "reduce", "gather") if k in more}  # type: ignore[misc]
     chunks = {k: whole_share(v, place, k) for k, v in shares.items()}
     return replay(table, Costs(**chunks, latency=p2p, **more), copies)  # type: ignore[arg-type]
+
+
+def _grouped(entry: Schedule, group: object) -> Schedule:
+    if entry.name != "interleaved-1f1b":
+        raise SpecError(f"{entry.name} has no groups of microbatches", "group", "the schedule interleaved-1f1b")
+    if isinstance(group, bool) or not isinstance(group, (int, np.integer)) or group < 1:
+        raise SpecError(f"{str(group)[:40]!r} is not a whole number of at least 1", "group", "the number of stages")
+    return grouped(int(group))
 
 
 def replay(table: ActionTable, costs: Costs, weight_copies: int = 1) -> Timeline:

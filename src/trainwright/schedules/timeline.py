@@ -14,6 +14,7 @@ from .actions import KINDS, ActionTable, B, F, W
 from .costs import Costs
 from .graph import Nodes
 
+MAX_CHECKED = 20_000  # actions; the order of messages is looked at up to here
 CAUSES = ("ramp", "dependency", "latency", "imbalance", "collective", "flush")
 
 
@@ -234,6 +235,10 @@ class Timeline:
             "idle_by_cause": self.idle_by_cause,
             "critical_path": [self.label(r) for r in self.critical_path],
         }
+        if len(self.table) <= MAX_CHECKED:
+            from .messages import blocking_orders
+
+            out["blocking_messages"] = blocking_orders(self.table)
         if actions:
             t = self.table
             out["actions"] = [
