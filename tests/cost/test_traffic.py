@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainwright import SpecError
 from trainwright.cost.table import PlanTable
 from trainwright.cost.traffic import Case, pipeline_stage, traffic, worst_rank
 from trainwright.resolve import resolve
@@ -185,6 +186,32 @@ def test_deepspeed_reduces_every_micro_batch_from_stage_two_on() -> None:
 def test_zero1_broadcasts_what_it_trains() -> None:
     of = run(framework="ddp", sharding="zero1", method="lora", lora_rank=8, lora_targets=["q_proj"], master_weights="fp32")
     assert sent(of, "dp", "broadcast") == (2 * LAYERS, 4 * LAYERS * 8 * (1024 + 1024))
+
+
+def test_deepspeed_scatters_when_it_is_told_to() -> None:
+    """reduce_scatter: true is an all-reduce of whole buckets unless use_multi_rank_bucket_allreduce is switched off."""
+    of = run(framework="deepspeed", sharding="zero2", options={"use_multi_rank_bucket_allreduce": False})
+    assert sent(of, "dp", "reduce_scatter")[1] == sent(run(framework="deepspeed", sharding="zero2"), "dp", "all_reduce")[1]
+
+
+@pytest.mark.parametrize(
+    ("framework", "options", "words"),
+    [
+        ("deepspeed", {"overlap_comm": "yes"}, "strategy.options.overlap_comm: 'yes' is not true or false"),
+        ("deepspeed", {"reduce_bucket_size": 0}, "strategy.options.reduce_bucket_size: '0' is not a number of 1 or more"),
+        ("ddp", {"bucket_cap_mb": "big"}, "strategy.options.bucket_cap_mb: 'big' is not a number"),
+    ],
+)
+def test_options_of_the_wrong_kind(framework: str, options: dict[str, Any], words: str) -> None:
+    of = run(framework=framework, sharding="zero1", options=options)
+    with pytest.raises(SpecError) as caught:
+        messages(of)
+    assert words in str(caught.value)
+
+
+def test_auto_is_the_frameworks_default() -> None:
+    auto = run(framework="deepspeed", sharding="zero2", options={"reduce_bucket_size": "auto", "allgather_bucket_size": 5e8})
+    assert sent(auto) == sent(run(framework="deepspeed", sharding="zero2"))
 
 
 def test_zero3_of_deepspeed_keeps_what_it_needs_again_soon() -> None:

@@ -23,8 +23,8 @@ def megatron(case: Case) -> None:
     """A contiguous gradient buffer in buckets: all-reduced, or with the distributed optimizer scattered in the gradient's type and
     gathered in the parameters'. Experts have a buffer and a group of their own. Tied tables on both ends of a pipeline are summed between
     them."""
-    hides = bool(case.option("overlap_grad_reduce", (case.structure.framework_date or "2024-01") >= "2023-06"))
-    gathers = bool(case.option("overlap_param_gather", hides))
+    hides = case.switch("overlap_grad_reduce", (case.structure.framework_date or "2024-01") >= "2023-06")
+    gathers = case.switch("overlap_param_gather", hides)
     parameter = 1 if case.structure.fp8_params else case.activation_bytes
     for experts in (False, True):
         what = "expert " if experts else ""
@@ -99,10 +99,12 @@ def deepspeed(case: Case) -> None:
     """ZeRO 0 to 2. ``allreduce_and_scatter`` (the default, reduce_scatter: true) all-reduces whole buckets and keeps the own part, so
     stages 1 and 2 send as much as plain data parallelism and gather the updated parameters on top; stage 2 reduces every micro-batch."""
     sharding = case.structure.sharding
-    hides = bool(case.option("overlap_comm", False))
-    bucket = int(case.option("reduce_bucket_size", DEEPSPEED_BUCKET))
-    gather = int(case.option("allgather_bucket_size", DEEPSPEED_BUCKET))
+    hides = case.switch("overlap_comm", False)
+    bucket = case.number("reduce_bucket_size", DEEPSPEED_BUCKET, 1)
+    gather = case.number("allgather_bucket_size", DEEPSPEED_BUCKET, 1)
+    scatters = sharding != "none" and not case.switch("use_multi_rank_bucket_allreduce", True)
     times = case.micro_batches if sharding == "zero2" else np.ones_like(case.tp)
+    collective = "reduce_scatter" if scatters else "all_reduce"
     for experts in (False, True):
         what = "expert " if experts else ""
         elements = case.total(case.trainable, experts)
@@ -111,7 +113,7 @@ def deepspeed(case: Case) -> None:
         size = case.gradient_bytes
         overlap = "backward" if hides else ""
         case.add_in_buckets(
-            "dp", "all_reduce", "reduce", elements * size, bucket * size, times, everyone, stride, overlap, f"{what}gradients"
+            "dp", collective, "reduce", elements * size, bucket * size, times, everyone, stride, overlap, f"{what}gradients"
         )
         if sharding != "none":
             shard = case.expert_shard if experts else case.shard
@@ -125,10 +127,10 @@ def deepspeed(case: Case) -> None:
 def deepspeed_zero3(case: Case) -> None:
     """Parameters are cut flat, each padded to the ranks; small ones stay whole and are gathered once a step. Forward and backward gather,
     but what is used again within `stage3_max_reuse_distance` elements is kept: the layers nearest the loss."""
-    keep_below = int(case.option("stage3_param_persistence_threshold", DEEPSPEED_PERSISTENT))
-    reuse = int(case.option("stage3_max_reuse_distance", DEEPSPEED_PREFETCH_REUSE))
-    live = int(case.option("stage3_max_live_parameters", DEEPSPEED_PREFETCH_REUSE))
-    hides = bool(case.option("overlap_comm", True))
+    keep_below = case.number("stage3_param_persistence_threshold", DEEPSPEED_PERSISTENT)
+    reuse = case.number("stage3_max_reuse_distance", DEEPSPEED_PREFETCH_REUSE)
+    live = case.number("stage3_max_live_parameters", DEEPSPEED_PREFETCH_REUSE)
+    hides = case.switch("overlap_comm", True)
     kept_elements = min(reuse // 2, live)
     micro = case.micro_batches
     for experts in (False, True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import SpecError
 from ...frameworks import FRAMEWORKS
 from ...spec.blocks import Block, Op, Weight
 from ...spec.cluster import ClusterSpec
@@ -165,8 +166,20 @@ class Case:
     def expert_stride(self) -> IntColumn:
         return self.table.ep * self.table.etp
 
-    def option(self, name: str, default: Any) -> Any:
-        return dict(self.structure.options).get(name, default)
+    def switch(self, name: str, default: bool) -> bool:
+        """A true-or-false option of the framework, by its own name."""
+        value = dict(self.structure.options).get(name, default)
+        if not isinstance(value, bool):
+            raise SpecError(f"{str(value)[:40]!r} is not true or false", f"strategy.options.{name}", [str(default).lower()])
+        return value
+
+    def number(self, name: str, default: float, least: int = 0) -> int:
+        """A whole number among the framework's options, at least `least`; ``auto`` is the default."""
+        value = dict(self.structure.options).get(name, default)
+        value = default if value == "auto" else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 2**62:
+            raise SpecError(f"{str(value)[:40]!r} is not a number of {least} or more", f"strategy.options.{name}", [str(default)])
+        return int(value)
 
     # weights
     @cached_property

@@ -41,7 +41,7 @@ def data_parallel(case: Case) -> None:
 def _ddp(case: Case) -> None:
     """Buckets of 25 MiB in the stored type, once a step (no_sync before); ZeRO-1 then broadcasts every tensor from its owner."""
     total = case.total(case.trainable, experts=False) + case.total(case.trainable, experts=True)
-    bucket = int(float(case.option("bucket_cap_mb", DDP_BUCKET_BYTES // MIB)) * MIB)
+    bucket = case.number("bucket_cap_mb", DDP_BUCKET_BYTES // MIB, 1) * MIB
     size = case.stored_bytes
     case.add_in_buckets("dp", "all_reduce", "reduce", total * size, bucket, 1, case.data, case.tp, "backward", "gradient buckets")
     if case.structure.sharding != "zero1":
@@ -132,7 +132,7 @@ def _fsdp1(case: Case) -> None:
     """One flat parameter a layer, padded to the ranks; the root is kept after forward. Gradients are reduced every micro-batch, unless
     the option ``no_sync`` holds them whole instead, which keeps the parameters of ZeRO-2 as well. Without sharding each flat parameter is
     all-reduced."""
-    quiet = bool(case.option("no_sync", False))
+    quiet = case.switch("no_sync", False)
     micro = case.micro_batches
     sharding = case.structure.sharding
     shard = case.shard if sharding != "none" else np.ones_like(case.shard)

@@ -99,7 +99,7 @@ def expert_parallel(case: Case) -> None:
         return
     factor = min(1.0, case.job.moe_capacity_factor or 1.0)
     tokens = -(-case.tokens // case.tp) if case.sequence_parallel else case.tokens
-    overlaps = "layer" if case.option("overlap_moe_expert_parallel_comm", False) else ""
+    overlaps = "layer" if case.switch("overlap_moe_expert_parallel_comm", False) else ""
     again = case.structure.recompute == "full" or "moe" in case.structure.recompute_modules
     for block, count in case.stage.blocks(case.model):
         for op in block.rows("dispatch"):

@@ -34,10 +34,16 @@ def tensor_parallel(case: Case) -> None:
         if block is case.model.embedding:
             _embedding(case, block, count)
         else:
-            _products(case, block, count, megatron)
+            passes = count * head_passes(case) if block is case.model.head else count
+            _products(case, block, passes, megatron)
     _loss(case, megatron)
     _recompute(case, megatron)
     _replicated_gradients(case, megatron)
+
+
+def head_passes(case: Case) -> int:
+    """How often the output projection and the loss run: once more for every multi-token-prediction layer without a loss of its own."""
+    return 1 + sum(not block.rows("cross_entropy") for block in case.model.mtp)
 
 
 def _add(case: Case, collective: str, phase: Phase, width: IntColumn | int, calls: IntColumn, what: str, overlaps: str = "") -> None:
@@ -104,11 +110,12 @@ def _embedding(case: Case, block: Block, count: IntColumn) -> None:
 
 def _loss(case: Case, megatron: bool) -> None:
     """Logits stand split by vocabulary: gathered whole, or the loss reduces maximum, target logit and sum of each token (fp32)."""
-    calls = case.stage.head * case.micro_batches
+    passes = case.stage.head * head_passes(case)
+    calls = passes * case.micro_batches
     if megatron or case.job.loss == "vocab-parallel":
         case.add("tp", "all_reduce", "loss", 4 * case.tokens, 3 * calls, case.tp, 1, what="maximum, target and sum of the softmax")
     else:
-        _add(case, "all_gather", "loss", case.model.vocab, case.stage.head, "logits")
+        _add(case, "all_gather", "loss", case.model.vocab, passes, "logits")
 
 
 def forward_collectives(case: Case, block: Block) -> list[tuple[str, int]]:
