@@ -169,8 +169,9 @@ def _zero12(scope: Scope, rank: Rank) -> Accounts:
 
 
 def _flattened(scope: Scope, trained: Column, source: str) -> Item:
-    """BF16_Optimizer clones and flattens the weights on the card: the originals and clones are freed, 16-bit gradients fill one of the
-    two.
+    """BF16_Optimizer flattens the weights on the card after they were built there. The originals' blocks stay reserved; published device
+    peaks of such
+    runs lie about that much (2 bytes a parameter) above what is live.
     """
     return item("blocks freed by flattening", "parameters", scope.dtype_bytes * trained, "2 x trained parameters", source, "flat")
 
@@ -250,14 +251,15 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     parameters = item(
         "sharded weights", "parameters", stored * (share + sharded_frozen(scope, held)), f"{stored} x parameters / shards", source
     )
-    full = float(scope.job.method == "full")
+    full = float(scope.job.method == "full" and scope.stage > 0)  # without sharding a gradient is its tensor's own, nothing is flat
     owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
     root, layer = rank.root.everything - rank.root.quantized, rank.layer.everything - rank.layer.quantized
     root_bytes = c * root
     layer_bytes = c * layer + quantized_bytes(rank.layer.quantized, scope)
     whole = c * (held.everything - held.quantized) + quantized_bytes(held.quantized, scope)
     gathers = np.where((scope.shards > 1) | scope.offloads_parameters | scope.masters, 1.0, 0.0)
-    kept = whole if scope.stage == 2 else root_bytes
+    held_whole = np.full(len(scope), scope.stage == 2) | ((scope.structure.framework == "fsdp2") & (scope.pp > 1))
+    kept = np.where(held_whole, whole, root_bytes)  # torchtitan does not reshard after forward between pipeline stages
     window = item(
         "gathered root parameters" if scope.stage == 3 else "gathered parameters",
         "communication_buffers",
@@ -267,14 +269,14 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         "gather",
     )
     groups = item(
-        "gathered layers", "communication_buffers", gathers * 2 * layer_bytes * (scope.stage == 3), f"2 x {c} x a layer", source, "gather"
+        "gathered layers", "communication_buffers", gathers * 2 * layer_bytes * ~held_whole, f"2 x {c} x a layer", source, "gather"
     )
-    one = item("gathered layer", "communication_buffers", gathers * layer_bytes * (scope.stage == 3), f"{c} x a layer", source, "gather")
+    one = item("gathered layer", "communication_buffers", gathers * layer_bytes * ~held_whole, f"{c} x a layer", source, "gather")
     root_gradient = item("whole gradients of the root", "gradients", full * c * root, f"{c} x root", source)
     layer_gradient = item(
         "whole gradients of a layer, reduced in their own type",
         "gradients",
-        (c + g) * rank.layer.all_trained,
+        (c + g) * rank.layer.all_trained * (scope.stage > 0),
         f"({c} + {g}) x a layer",
         source,
     )
@@ -290,6 +292,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         loss=(window, one),
         block=(window, groups, root_gradient, layer_gradient),
         last=(window, root_gradient, reduce_root),
+        leftovers=(one,) if scope.structure.framework == "fsdp1" else (),  # its rate limiter lets two gathers run beside the layer in use
     )
 
 

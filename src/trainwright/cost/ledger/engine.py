@@ -121,7 +121,7 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
     saved = item(SAVED, "activations", saved_all, "layers x saved bytes x in flight", "arXiv:2205.05198")
     head = item("saved by final norm and head", "activations", p.loss.saved * slot.head, "final norm and head input")
     others = np.maximum(flying - 1, 0) * np.where(flying > 0, saved_all / np.maximum(flying, 1e-9), 0.0)
-    resident = (*a.parameters, *a.masters, *a.optimizer, *a.always, *_outputs_in_flight(scope, flying))
+    resident = (*a.parameters, *a.masters, *a.optimizer, *a.always, *_outputs_in_flight(scope, slot, flying))
     early = tuple(g.masked(np.broadcast_to(np.asarray(a.early, dtype=np.float64), (len(scope),))) for g in a.gradients)
     recomputed = item("backward of a block", "activations", adds, "recomputed tensors, gradients and temporaries of the worst row")
     last = (
@@ -151,15 +151,24 @@ def _offloaded_activations(scope: Scope, saved: Column, layers: Column) -> Colum
     return np.minimum(saved, 2 * saved / np.maximum(layers, 1))
 
 
-def _outputs_in_flight(scope: Scope, flying: Column) -> tuple[Item, ...]:
-    """DeepSpeed's pipeline keeps each stage's output until its gradient arrives; Megatron frees it (``deallocate_pipeline_outputs``)."""
-    if scope.structure.framework != "deepspeed":
+def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, ...]:
+    """What a pipeline engine keeps of the tensors between stages. Megatron frees outputs once they are sent
+    (``deallocate_pipeline_outputs``); DeepSpeed
+    keeps each until its gradient arrives; torch.distributed.pipelining does too, and allocates its receive buffers for all micro-batches
+    at once.
+    """
+    framework = scope.structure.framework
+    if framework not in ("deepspeed", "fsdp2") or not (scope.pp > 1).any():
         return ()
-    size = scope.sequence_tokens * scope.model.hidden * scope.c * flying * (scope.pp > 1)
+    one = scope.sequence_tokens * scope.model.hidden * scope.c * (scope.pp > 1)
+    if framework == "deepspeed":
+        source = "deepspeed/runtime/pipe/engine.py pipe_buffers"
+        return (item("stage outputs in flight", "communication_buffers", one * flying, "2 N h x in flight", source),)
+    source = "torch/distributed/pipelining/stage.py"
+    neighbors = 2.0 - (slot.rank == 0) - (slot.rank == scope.table.pp - 1)
     return (
-        item(
-            "stage outputs in flight", "communication_buffers", size, "2 N h x in flight", "deepspeed/runtime/pipe/engine.py pipe_buffers"
-        ),
+        item("stage outputs in flight", "activations", one * flying * (slot.rank < scope.table.pp - 1), "2 N h x in flight", source),
+        item("receive buffers", "communication_buffers", one * scope.accumulation * neighbors, "2 N h x micro-batches x neighbors", source),
     )
 
 
