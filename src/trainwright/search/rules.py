@@ -152,7 +152,7 @@ def with_field(case: Case, plan: ParallelPlan, field: str, value: Any) -> Parall
     elif field == "dp":
         plan = _with_dp(plan, int(value))
     else:
-        plan = replace(plan, **{field: int(value)})
+        plan = replace(plan, **{field: int(value)})  # type: ignore[arg-type]
     if field in ("tp", "pp", "cp"):
         rest = plan.tp * plan.pp * plan.cp
         if case.cluster.gpus % rest == 0:
