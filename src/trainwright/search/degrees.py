@@ -1,4 +1,4 @@
-"""Masks and sentences about degrees: what divides what, pipelines, the batch. Listed as rules in `trainwright.search.constraints`."""
+"""Masks and sentences about degrees: what divides what, and pipelines. Listed as rules in `trainwright.search.constraints`."""
 
 from __future__ import annotations
 
