@@ -299,6 +299,15 @@ def test_chunks_of_a_long_table_change_nothing(monkeypatch: pytest.MonkeyPatch):
     assert [whole.terms(i) for i in (0, 9)] == [parts.terms(i) for i in (0, 9)]
 
 
+def test_plans_that_share_a_shape_are_computed_once_and_alike():
+    """Rows that differ in depth, replicas and accumulation only share the pieces; each still equals its own row."""
+    rows = [plan(**MEGATRON, tp=2, pp=p, dp_shard=d, accumulation=a) for p in (1, 2, 3, 4) for d in (1, 2, 4, 8) for a in (2, 16)]
+    table = ledger(SMALL, job(), *rows)
+    alone = [int(ledger(SMALL, job(), row).peak_bytes[0]) for row in rows]
+    assert table.peak_bytes.tolist() == alone
+    assert len(set(alone)) > 10
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v", "v-half", "eager-1f1b"])
 def test_every_schedule_has_an_answer(schedule: str):
     """GPipe holds every micro-batch, 1F1B as many as there are stages; a V schedule halves what 1F1B's first rank holds."""

@@ -4,10 +4,12 @@ the largest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
@@ -68,6 +70,33 @@ def pieces(scope: Scope) -> Pieces:
         mtp=mtp,
         mtp_bytes=mtp_bytes,
     )
+
+
+def shared_pieces(scope: Scope) -> Pieces:
+    """`pieces`, computed once for plans that differ only in what the pieces do not depend on (pipeline depth, replicas, accumulation)."""
+    rows, inverse = distinct_shapes(scope.table)
+    if 2 * len(rows) > len(scope):
+        return pieces(scope)
+    few = pieces(replace(scope, table=scope.table.take(rows)))
+    return Pieces(scope, **{f.name: _take(getattr(few, f.name), inverse) for f in fields(Pieces) if f.name != "scope"})
+
+
+def distinct_shapes(table: PlanTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(a row of each different shape of a rank's work, which of them each plan has)."""
+    code = (table.pp > 1).astype(np.int64)
+    for column in (table.tp, table.cp, table.ep, table.etp, table.micro_batch_size):
+        values, of_row = np.unique(column, return_inverse=True)
+        code = code * len(values) + of_row
+    _, rows, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return rows, inverse
+
+
+def _take(value: Any, rows: NDArray[np.intp]) -> Any:
+    if isinstance(value, np.ndarray):
+        return value[rows]
+    if isinstance(value, dict):
+        return {k: _take(v, rows) for k, v in value.items()}
+    return type(value)(**{f.name: _take(getattr(value, f.name), rows) for f in fields(value)})
 
 
 def rank_weights(p: Pieces, slot: Slot) -> Rank:
@@ -247,7 +276,7 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
         pieces_of = [table.take(np.arange(k, min(k + CHUNK, n))) for k in range(0, n, CHUNK)]
         return concatenate([memory_rows(model, cluster, job, structure, piece) for piece in pieces_of])
     scope = Scope(model, cluster, job, structure, table)
-    p = pieces(scope)
+    p = shared_pieces(scope)
     outcomes = []
     offloaded, reserved = np.zeros(n), np.zeros(n)
     for slot in slots(scope):
