@@ -65,7 +65,7 @@ def resolve_task(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Task:
     fixed = spec.strategy
     replicas = (fixed.dp or _product(fixed.dp_replicate, fixed.dp_shard) or 1) * (fixed.micro_batch_size or 1)
     job, assumed, warnings = resolve_job(spec.training, model, framework, replicas)
-    return Task(spec, model, cluster, job, framework, (*cluster.assumed, *assumed), warnings)
+    return Task(spec, model, cluster, job, framework, (*model.notes, *cluster.assumed, *assumed), warnings)
 
 
 def resolve(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Run:
@@ -76,7 +76,7 @@ def resolve(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Run:
     shape = resolve_layout(spec.strategy, cluster, framework)
     job, assumed, warnings = resolve_job(spec.training, model, framework, shape.dp * shape.micro_batch_size)
     plan = replace(shape, accumulation=accumulation_steps(job, shape))
-    return Run(spec, model, cluster, job, plan, (*cluster.assumed, *assumed), warnings)
+    return Run(spec, model, cluster, job, plan, (*model.notes, *cluster.assumed, *assumed), warnings)
 
 
 def _product(a: int | None, b: int | None) -> int | None:
