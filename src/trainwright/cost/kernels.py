@@ -83,7 +83,7 @@ def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table:
         attention_flops=peak * kernel["share"] * min(1.0, share / arch["sustained"]),
         attention_half_length=kernel["half_length"],
         head_64=kernel["head_64"],
-        law=table["matmul"],
+        law={**table["matmul"], **{k: arch[k] for k in ("quantization",) if k in arch}},
         relative=relative,
     )
 
@@ -111,24 +111,36 @@ def misalignment(dim: Column, law: Constants) -> Column:
     return np.where(common < 8, 1.0 + law["unaligned"], 1.0 + law["misaligned"] * (64.0 / np.maximum(common, 8) - 1.0) / 7.0)
 
 
-def matmul_seconds(
-    m: Column, n: Column, k: Column, count: Column, rate: Rates, precision: str, *, launches: Column | float = 1.0
-) -> Column:
+def matmul_seconds(m: Column, n: Column, k: Column, count: Column, rate: Rates, precision: str) -> Column:
     """`count` products y[m, n] = x[m, k] w[k, n] in one launch (batched or grouped).
 
-    ``launch + max(flops/rate (1 + k_ramp/k + wave_share units tile/(count m n)), bytes/bandwidth)``: the fill of a tile's pipeline, the expected
-    loss to the last wave of tiles, and the floor that reading and writing the operands sets. Source: `kernels.toml` [matmul].
+    ``launch + max(tile work / rate x alignment, bytes / bandwidth)``: the output is cut into tiles, of the shape and with the split of k that take
+    least; each wave of tiles over the units costs ``2 tile (k/split + k_ramp)``, more for small tiles, and `quantization` of the last wave's idle
+    part is lost. Source: `kernels.toml` [matmul].
     """
     law = rate.law
     size = DTYPE_BYTES[precision if precision in ("fp8", "fp4") else activation_dtype(precision)]
-    flops = 2.0 * m * n * k * count
-    # 8 bits a number halve the time in a tile, so the same fill and waves weigh twice: k counts bytes
-    shape = 1.0 + law["k_ramp"] * 2.0 / (k * size) + law["wave_share"] * rate.compute_units * law["tile"] / (count * m * n)
+    # 8 bits a number halve the time in a tile, so that filling it weighs twice: the ramp counts bytes
+    work = rate.compute_units * tile_work(m, n, k, count, rate.compute_units, law, law["k_ramp"] * 2.0 / size)
     align = np.maximum(misalignment(n, law), misalignment(k, law))
     traffic = count * ((m * k + k * n) * size + m * n * 2.0)
-    return law["launch_s"] * launches + np.maximum(
-        flops / rate.flops(precision) * shape * align, traffic * law["stream_share"] ** -1 / rate.bytes_per_s
-    )
+    return law["launch_s"] + np.maximum(work * align / rate.flops(precision), traffic / (rate.bytes_per_s * law["stream_share"]))
+
+
+_TILES = np.array([(256, 128), (128, 256), (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64)], dtype=float)
+_SPLITS = np.array([1.0, 2.0, 4.0])
+_TILE_M, _TILE_N, _SPLIT = (np.ravel(x) for x in np.broadcast_arrays(_TILES[:, :1], _TILES[:, 1:], _SPLITS[None, :]))
+_AREA = _TILE_M * _TILE_N
+
+
+def tile_work(m: Column, n: Column, k: Column, count: Column, units: int, law: Constants, ramp: float) -> Column:
+    """FLOPs of the busiest unit, for the best of 8 tile shapes and 3 splits of k."""
+    m, n, k, count = (np.asarray(x)[..., None] for x in (m, n, k, count))
+    waves = np.ceil(m / _TILE_M) * np.ceil(n / _TILE_N) * _SPLIT * count / units
+    share = law["quantization"]
+    rounds = np.where(waves <= 1.0, 1.0, (1.0 - share) * waves + share * np.ceil(waves))
+    small = (32768.0 / _AREA) ** law["small_tiles"]
+    return np.asarray((rounds * (2.0 * _AREA * small) * (k / _SPLIT + ramp)).min(axis=-1))
 
 
 def attention_seconds(flops: Column, reach: float, head_dim: int, rate: Rates) -> Column:
