@@ -62,7 +62,7 @@ def test_rows_do_not_depend_on_their_table(tables) -> None:  # type: ignore[no-u
 
 
 def test_exposed_seconds_are_part_of_all_seconds(tables) -> None:  # type: ignore[no-untyped-def]
-    for whole, shown in zip(tables[2].message_seconds, tables[2].exposed_seconds):
+    for whole, shown in zip(tables[2].message_seconds, tables[2].exposed_seconds, strict=True):
         assert (shown <= whole * (1 + 1e-9)).all()
 
 

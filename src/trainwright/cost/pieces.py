@@ -18,19 +18,20 @@ from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
-from ..spec.precision import DTYPE_BYTES
 from .collectives import collective_seconds
 from .distinct import distinct
 from .flops import Shares
 from .interval import spread
 from .kernels import Constants, Rates, rates
-from .layer import BlockTime, block_time, local_parameters
+from .layer import BlockTime, block_time
 from .message import Message
+from .once import offload_seconds, optimizer_seconds, owned_parameters, saved_bytes
 from .overlap import DATA, IN_LAYER, behind, in_layer
 from .pipeline_time import stages_of
 from .prices import price
 from .table import Column, PlanTable
 
+LAYER_PARTS = ("compute", "recompute", "tp", "cp", "ep", "host")
 NEWEST = 2026.3  # software that is assumed where a plan names no date
 
 
@@ -93,9 +94,12 @@ def pieces(
     messages: Sequence[Message],
     table_of_constants: Constants,
     rules: Mapping[str, TimeRules],
+    detail: bool = True,
 ) -> Pieces:
-    """Everything but the pipeline, for every plan."""
+    """Everything but the pipeline, for every plan. Without `detail` neither parts of layers nor messages between stages, nor what shows of each."""
     n, kinds = len(table), tuple(block for block, _ in model.counts)
+    if not detail:
+        messages = [m for m in messages if m.axis != "pp"]
     seconds = price(cluster, table, messages)
     made = Pieces(
         table=table,
@@ -103,7 +107,7 @@ def pieces(
         forward=np.zeros((len(kinds), n)),
         backward=np.zeros((len(kinds), n)),
         weight=np.zeros((len(kinds), n)),
-        layer_parts={name: np.zeros((len(kinds), n)) for name in ("compute", "recompute", "tp", "cp", "ep", "host")},
+        layer_parts={name: np.zeros((len(kinds), n)) for name in LAYER_PARTS} if detail else {},
         embedding=np.zeros((2, n)),
         head=np.zeros((2, n)),
         per_micro_batch=np.zeros(n),
@@ -114,7 +118,7 @@ def pieces(
         offload_s=np.zeros(n),
         nodes=table.gpus / cluster.gpus_per_node,
         message_seconds=seconds,
-        exposed_seconds=[np.zeros(n) for _ in messages],
+        exposed_seconds=[np.zeros(n) for _ in messages] if detail else [],
         interval=(np.ones(n), np.ones(n)),
         notes=[() for _ in table.structures],
     )
@@ -133,7 +137,8 @@ def pieces(
             rows,
         )
         for k, shown in zip(chosen, part.fill(made)):
-            made.exposed_seconds[k][rows] = shown
+            if detail:
+                made.exposed_seconds[k][rows] = shown
     return made
 
 
@@ -177,7 +182,14 @@ class StructurePieces:
         self._layers(out, times, layers, shown)
         self._ends(out)
         self._data(out, shown, layers, forward_window, backward_window)
-        self._once(out, layers, ends)
+        owned = owned_parameters(self.model, self.job, self.structure, self.table, layers, ends, self.different, self.spread)
+        offload = self.structure.offload
+        if offload in ("none", "activations-cpu"):
+            out.optimizer_s[self.rows] = optimizer_seconds(owned, self.job, self.rate.bytes_per_s, self.constants)
+        if offload != "none":
+            saved = saved_bytes(layers, self.spread(self.different.tokens), self.model.hidden)
+            compute = forward_window + backward_window
+            out.offload_s[self.rows] = offload_seconds(offload, owned, saved, compute, self.m, self.cluster, self.constants)
         low, high = spread(self.model, self.cluster, self.job, self.structure, self.rate, self.constants)
         out.interval[0][self.rows], out.interval[1][self.rows] = low, high
         note = (self.rate.relative,) if self.rate.relative else ()
@@ -199,7 +211,7 @@ class StructurePieces:
                 window = self.m * (forward_window if message.phase == "forward" else backward_window)
                 shown.append(in_layer(message, seconds, window, self.structure, self.rules, self.year, slowdown))
             else:
-                shown.append(seconds.copy())
+                shown.append(seconds)
         return shown
 
     def _per_layer(self, shown: list[Column], axis: str, phases: tuple[str, ...], layers: Column) -> Column:
@@ -233,6 +245,8 @@ class StructurePieces:
             out.forward[k, r] = forward
             out.backward[k, r] = backward - weight
             out.weight[k, r] = weight
+            if not out.layer_parts:
+                continue
             parts = out.layer_parts
             parts["compute"][k, r] = gpu_f + gpu_b
             parts["recompute"][k, r] = again
@@ -303,40 +317,6 @@ class StructurePieces:
                 one = collective_seconds("send_recv", size, self.cluster, m.ranks[self.rows], m.stride[self.rows])
                 out.p2p_s[self.rows] = np.where(m.calls[self.rows] > 0, np.maximum(out.p2p_s[self.rows], one), out.p2p_s[self.rows])
 
-    def _once(self, out: Pieces, layers: NDArray[np.float64], ends: NDArray[np.float64]) -> None:
-        """Optimizer and offload: bytes of the parameters that this rank updates."""
-        t = self.table
-        sharded = self.structure.sharding != "none"
-        dense = experts = np.zeros(len(t))
-        for n, block in [*zip(layers, (b for b, _ in self.model.counts)), (ends[0], self.model.embedding), (ends[1], self.model.head)]:
-            total = self.spread(local_parameters(block, self.different))
-            special = self.spread(expert_parameters(block, self.different))
-            dense, experts = dense + n * (total - special), experts + n * special
-        shard = (t.dp_shard * t.cp).astype(float) if sharded else np.ones(len(t))
-        expert_shard = np.maximum(1.0, shard * t.tp / (t.ep * t.etp)) if sharded else np.ones(len(t))
-        owned = dense / shard + experts / expert_shard
-        if self.job.method != "full":
-            owned = owned * 0.01
-        law = self.constants["optimizer"]
-        per = law["bytes_per_parameter"] + law["gradient_passes"] * DTYPE_BYTES[self.job.gradient_dtype]
-        out.optimizer_s[self.rows] = owned * per / self.rate.bytes_per_s
-        kind = self.structure.offload
-        if kind == "none":
-            return
-        law = self.constants["offload"]
-        link = self.cluster.gpu.pcie_bytes_per_s * law["pcie_share"] or law["pcie_bytes_per_s"]
-        if kind == "activations-cpu":
-            saved = sum((n * self.spread(self.different.tokens) for n in layers), np.zeros(len(t))) * self.model.hidden * 2.0
-            out.offload_s[self.rows] = np.maximum(2.0 * saved * self.m / link - out.forward[:, self.rows].sum(axis=0) * 0.0, 0.0)
-            return
-        update = owned * (law["cpu_bytes_per_parameter"] / (law["host_bytes_per_s"] / self.cluster.gpus_per_node) + 4.0 / link)
-        out.optimizer_s[self.rows] = 0.0
-        if "nvme" in kind:
-            update = update + owned * law["nvme_bytes_per_parameter"] / law["nvme_bytes_per_s"]
-        if kind.startswith("params"):
-            update = update + 2.0 * owned * 2.0 * self.m / link
-        out.offload_s[self.rows] = update
-
 
 def together(gpu: Column, host: Column | float, norm: float) -> Column:
     """Seconds of a layer whose kernels take `gpu` and whose launches take `host`: the longer one, smoothly, since neither runs ahead for ever."""
@@ -350,16 +330,6 @@ def software_factor(cluster: ClusterSpec, year: float, table: Constants) -> floa
     if settled is None:
         return 1.0
     return float((1.0 + law["rate"]) ** min(max(settled - year, 0.0), law["years"]))
-
-
-def expert_parameters(block: Block, shares: Shares) -> Column:
-    """Parameters of the experts alone, on one rank."""
-    total = np.zeros_like(shares.tokens)
-    for op in block.ops:
-        for w in op.weights:
-            if w.ep_dim is not None:
-                total = total + w.elements / (shares.ep * (shares.etp if w.tp_dim is not None else 1.0))
-    return total
 
 
 def reference_rank(model: ModelSpec, structure: Structure, table: PlanTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

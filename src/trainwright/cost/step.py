@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,18 +60,48 @@ class TimeTable:
     works longest, to which the breakdown belongs."""
 
     step_s: Column
-    breakdown: Mapping[str, Column]
-    message_seconds: list[Column]
-    exposed_seconds: list[Column]
-    low_s: Column
-    high_s: Column
-    layers: NDArray[np.float64] = field(repr=False)
-    ends: NDArray[np.float64] = field(repr=False)
+    span: Span = field(repr=False)
     pieces: Pieces = field(repr=False)
     origin: Origin = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.step_s)
+
+    @cached_property
+    def detailed(self) -> Pieces:
+        """The pieces with their parts, which a screen leaves out until somebody asks."""
+        if self.pieces.layer_parts:
+            return self.pieces
+        o = self.origin
+        return pieces(o.model, o.cluster, o.job, o.table, o.messages, o.settings.constants, o.settings.rules)
+
+    @cached_property
+    def breakdown(self) -> dict[str, Column]:
+        return _breakdown(self.detailed, self.span, self.origin.settings)
+
+    @property
+    def message_seconds(self) -> list[Column]:
+        return self.detailed.message_seconds
+
+    @property
+    def exposed_seconds(self) -> list[Column]:
+        return self.detailed.exposed_seconds
+
+    @property
+    def layers(self) -> NDArray[np.float64]:
+        return self.span.layers
+
+    @property
+    def ends(self) -> NDArray[np.float64]:
+        return self.span.ends
+
+    @property
+    def low_s(self) -> Column:
+        return self.step_s * self.pieces.interval[0]
+
+    @property
+    def high_s(self) -> Column:
+        return self.step_s * self.pieces.interval[1]
 
     def terms(self, i: int) -> list[Term]:
         """What plan i's step is made of, part by part."""
@@ -82,7 +113,7 @@ class TimeTable:
 
 
 @dataclass(frozen=True)
-class _Span:
+class Span:
     """Seconds of the pipeline, what stands on the rank that works longest, and what messages between stages add."""
 
     makespan: Column
@@ -101,8 +132,8 @@ def screen(
 ) -> TimeTable:
     """Every plan over columns. Never above `exact`: the pipeline's span is a bound that no order of its actions can beat."""
     settings = settings or Settings()
-    p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
-    span = _empty_span(p)
+    p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules, detail=False)
+    span = _empty(p)
     for structure, stages, rows in _groups(model, table):
         _bound(p, span, structure, stages, rows)
     return _finish(p, span, Origin(model, cluster, job, table, messages, settings))
@@ -119,7 +150,7 @@ def exact(
     """Every plan with its schedule replayed: uneven stages, embedding and head on the end stages, messages between stages. About 1 ms a plan."""
     settings = settings or Settings()
     p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
-    span = _empty_span(p)
+    span = _empty(p)
     for structure, stages, rows in _groups(model, table):
         _bound(p, span, structure, stages, rows)
         if stages.stages > 1:
@@ -141,9 +172,9 @@ def _groups(model: ModelSpec, table: PlanTable) -> list[tuple[Structure, Stages,
     return found
 
 
-def _empty_span(p: Pieces) -> _Span:
+def _empty(p: Pieces) -> Span:
     n = len(p.table)
-    return _Span(np.zeros(n), np.zeros((len(p.kinds), n)), np.zeros((2, n)), np.zeros(n))
+    return Span(np.zeros(n), np.zeros((len(p.kinds), n)), np.zeros((2, n)), np.zeros(n))
 
 
 def _columns(layers: NDArray[np.float64], *ends: Column) -> NDArray[np.float64]:
@@ -151,7 +182,7 @@ def _columns(layers: NDArray[np.float64], *ends: Column) -> NDArray[np.float64]:
     return np.vstack([layers, *(e[None] for e in ends)])
 
 
-def _bound(p: Pieces, span: _Span, structure: Structure, stages: Stages, rows: NDArray[np.intp]) -> None:
+def _bound(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: NDArray[np.intp]) -> None:
     """Fills `span` with the bound, and with what stands on the rank that sets it."""
     entry = SCHEDULES[schedule_of(structure.schedule, stages.stages // stages.pp)]
     forward = _columns(p.forward[:, rows], p.embedding[0][rows], p.head[0][rows])
@@ -165,7 +196,7 @@ def _bound(p: Pieces, span: _Span, structure: Structure, stages: Stages, rows: N
     span.ends[:, rows] = on_rank[-2:]
 
 
-def _replay(p: Pieces, span: _Span, structure: Structure, stages: Stages, rows: NDArray[np.intp], blocking: bool) -> None:
+def _replay(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: NDArray[np.intp], blocking: bool) -> None:
     """Raises the bound to the makespan of the schedule, and fills in what messages between stages add."""
     seconds = [stages.counts @ part[:, rows] for part in (p.forward, p.backward, p.weight)]
     for part, ends in zip(seconds, (0, 1)):
@@ -173,22 +204,32 @@ def _replay(p: Pieces, span: _Span, structure: Structure, stages: Stages, rows: 
         part[-1] += p.head[ends][rows]
     seconds[0] += p.per_micro_batch[rows] / (stages.stages // stages.pp)
     for j, i in enumerate(rows):
-        m, costs = int(p.table.accumulation[i]), [part[:, j] for part in seconds]
-        full = replayed(structure.schedule, stages, m, *costs, float(p.p2p_s[i]), blocking)
-        free = replayed(structure.schedule, stages, m, *costs, 0.0, False) if p.p2p_s[i] else full
+        m = int(p.table.accumulation[i])
+        f, b, w = (part[:, j] for part in seconds)
+        full = replayed(structure.schedule, stages, m, f, b, w, float(p.p2p_s[i]), blocking)
+        free = replayed(structure.schedule, stages, m, f, b, w, 0.0, False) if p.p2p_s[i] else full
+        span.p2p[i] = min(max(0.0, full - free), max(0.0, full - span.makespan[i]))
         span.makespan[i] = max(full, span.makespan[i])
-        span.p2p[i] = max(0.0, full - free)
 
 
-def _finish(p: Pieces, span: _Span, origin: Origin) -> TimeTable:
-    """Adds what is outside the pipeline, splits the step into its parts and puts the interval around it."""
-    settings = origin.settings
+def _finish(p: Pieces, span: Span, origin: Origin) -> TimeTable:
+    """Adds what is outside the pipeline."""
+    inside = span.makespan + p.data_s + p.optimizer_s + p.offload_s + origin.settings.constants["step"]["floor_s"]
+    return TimeTable(inside * (1.0 + _jitter(p, origin.settings)) * origin.settings.factor, span, p, origin)
+
+
+def _jitter(p: Pieces, settings: Settings) -> Column:
+    """Share of the step that every doubling of nodes adds: the slowest of many ranks."""
+    return np.asarray(settings.constants["step"]["jitter"] * np.log2(np.maximum(p.nodes, 1.0)))
+
+
+def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
+    """The step as the parts of the rank that works longest, and its idle time."""
     m = p.table.accumulation.astype(float)
     sums = {name: m * (span.layers * p.layer_parts[name]).sum(axis=0) for name in p.layer_parts}
     ends = m * (span.ends[0] * p.embedding.sum(axis=0) + span.ends[1] * p.head.sum(axis=0))
     busy = sum(sums.values()) + ends + m * p.per_micro_batch
-    bubble = np.maximum(span.makespan - span.p2p - busy, 0.0)
-    jitter = settings.constants["step"]["jitter"] * np.log2(np.maximum(p.nodes, 1.0))
+    outside = p.data_s + p.optimizer_s + p.offload_s + settings.constants["step"]["floor_s"]
     parts = {
         "compute": sums["compute"] + ends,
         "recompute": sums["recompute"],
@@ -197,19 +238,13 @@ def _finish(p: Pieces, span: _Span, origin: Origin) -> TimeTable:
         "pp_comm": span.p2p,
         "cp_comm": sums["cp"],
         "ep_comm": sums["ep"],
-        "bubble": bubble,
+        "bubble": np.maximum(span.makespan - span.p2p - busy, 0.0),
         "optimizer": p.optimizer_s,
         "offload": p.offload_s,
         "other": sums["host"] + m * (p.per_micro_batch - p.data_per_micro_batch) + settings.constants["step"]["floor_s"],
     }
-    total = sum(parts.values())
-    parts["other"] = parts["other"] + total * jitter
-    if settings.factor != 1.0:
-        parts = {k: v * settings.factor for k, v in parts.items()}
-    step = np.sum(list(parts.values()), axis=0)
-    breakdown = {name: np.broadcast_to(parts[name], step.shape) for name in PARTS}
-    low, high = p.interval
-    return TimeTable(step, breakdown, p.message_seconds, p.exposed_seconds, step * low, step * high, span.layers, span.ends, p, origin)
+    parts["other"] = parts["other"] + (span.makespan + outside) * _jitter(p, settings)
+    return {name: parts[name] * settings.factor for name in PARTS}
 
 
 __all__ = ["PARTS", "Settings", "Term", "TimeTable", "exact", "screen"]

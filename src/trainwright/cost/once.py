@@ -1,0 +1,89 @@
+"""What is paid once a step: the optimizer's bytes, and what offload moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..spec.blocks import Block
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import Structure
+from ..spec.precision import DTYPE_BYTES
+from .flops import Shares, lora_parameters
+from .kernels import Constants
+from .layer import local_parameters
+from .overlap import behind
+from .table import Column, PlanTable
+
+
+def expert_parameters(block: Block, shares: Shares) -> Column:
+    """Parameters of the experts alone, on one rank."""
+    total = np.zeros_like(shares.tokens)
+    for op in block.ops:
+        for w in op.weights:
+            if w.ep_dim is not None:
+                total = total + w.elements / (shares.ep * (shares.etp if w.tp_dim is not None else 1.0))
+    return total
+
+
+def owned_parameters(
+    model: ModelSpec,
+    job: TrainingJob,
+    structure: Structure,
+    table: PlanTable,
+    layers: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    shares: Shares,
+    spread: Callable[[Column], Column],
+) -> Column:
+    """Parameters that one rank updates: its layers and ends, over the ranks that share their optimizer state. `layers` [kinds, plans], `ends` [2, plans]."""
+    sharded = structure.sharding != "none"
+    shard = (table.dp_shard * table.cp).astype(float) if sharded else np.ones(len(table))
+    if job.method != "full":
+        return lora_parameters(model, job) / (table.tp * table.pp) / shard
+    dense = experts = np.zeros(len(table))
+    blocks = [*(b for b, _ in model.counts), model.embedding, model.head]
+    for n, block in zip([*layers, *ends], blocks):
+        special = expert_parameters(block, shares)
+        dense = dense + n * spread(local_parameters(block, shares) - special)
+        if block.rows("grouped_linear"):
+            experts = experts + n * spread(special)
+    if not sharded:
+        return dense + experts
+    return dense / shard + experts / np.maximum(1.0, shard * table.tp / (table.ep * table.etp))
+
+
+def optimizer_seconds(owned: Column, job: TrainingJob, bytes_per_s: float, table: Constants) -> Column:
+    """Bytes that reading and writing parameters, moments and gradients moves, over the memory bandwidth."""
+    law = table["optimizer"]
+    return owned * (law["bytes_per_parameter"] + law["gradient_passes"] * DTYPE_BYTES[job.gradient_dtype]) / bytes_per_s
+
+
+def offload_seconds(
+    kind: str, owned: Column, saved_bytes: Column, compute: Column, microbatches: Column, cluster: ClusterSpec, table: Constants
+) -> Column:
+    """What offload adds to a step, the optimizer's own time included where that moves to the host.
+
+    ``optimizer-*``: gradients down, parameters up, the update at host memory's speed, on NVMe the states read and written as well. ``params-*``: the
+    16-bit parameters come up for each pass of each micro-batch, on top. ``activations-cpu``: `saved_bytes` of a micro-batch go down and come back
+    behind its `compute`.
+    """
+    law = table["offload"]
+    link = cluster.gpu.pcie_bytes_per_s * law["pcie_share"] or law["pcie_bytes_per_s"]
+    if kind == "activations-cpu":
+        return microbatches * behind(2.0 * saved_bytes / link, compute, table["overlap"]["slowdown"])
+    update = owned * (law["cpu_bytes_per_parameter"] * cluster.gpus_per_node / law["host_bytes_per_s"] + 4.0 / link)
+    if kind.endswith("nvme"):
+        update = update + owned * law["nvme_bytes_per_parameter"] / law["nvme_bytes_per_s"]
+    if kind.startswith("params"):
+        update = update + 2.0 * 2.0 * owned * microbatches / link
+    return update
+
+
+def saved_bytes(layers: Sequence[Column], tokens: Column, hidden: int) -> Column:
+    """The inputs of a rank's layers for one micro-batch: what activation offload with checkpoints moves."""
+    return np.sum(layers, axis=0) * tokens * hidden * 2.0
