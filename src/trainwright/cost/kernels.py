@@ -49,17 +49,18 @@ class Rates:
 
 
 def architecture(gpu: GpuSpec, table: Constants) -> tuple[str, str]:
-    """(architecture of `kernels.toml`, "" or why it is only a relative)."""
+    """(section of ``kernels.toml`` [arch], "" or why it is only a relative): by architecture, by vendor, else the nearest compute capability."""
     for name, arch in table["arch"].items():
-        if gpu.arch in arch["match"]:
-            return name, ""
+        if gpu.arch in arch["match"] or (not gpu.arch and gpu.vendor == arch.get("vendor")):
+            relative = arch.get("relative", "")
+            return name, f"{gpu.id}: no published steps to hold its kernels; scaled from {relative}" if relative else ""
     try:
         version = float(gpu.arch)
     except ValueError:
-        version = 9.0
-    known = [(abs(float(m) - version), name) for name, arch in table["arch"].items() for m in arch["match"]]
+        version = 8.0
+    known = [(abs(float(m) - version), name) for name, arch in table["arch"].items() for m in arch["match"] if m[:1].isdigit()]
     nearest = min(known)[1]
-    return nearest, f"{gpu.id} has no measured products; scaled from {nearest}"
+    return nearest, f"{gpu.id}: an architecture without measurements; scaled from {nearest}"
 
 
 def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table: Constants | None = None) -> Rates:
@@ -70,10 +71,10 @@ def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table:
     base = activation_dtype(precision)
     peak = gpu.peak(base)
     share = arch["sustained"]
-    if gpu.tdp_w and not relative:
-        share *= (gpu.tdp_w / (peak / 1e12) / arch["watts_per_tflops"]) ** table["power"]["exponent"]
+    if gpu.tdp_w and "watts_per_tflops" in arch:
+        share *= (gpu.tdp_w / (gpu.peak("fp16") / 1e12) / arch["watts_per_tflops"]) ** table["power"]["exponent"]
     share = min(share, table["matmul"]["burst"])
-    kernel = table["attention"][attention_kernel(name, year, library)]
+    kernel = table["attention"][attention_kernel(arch.get("relative", name), year, library)]
     return Rates(
         product_flops=peak * share,
         eight_bit_flops=gpu.peak("fp8") * share * arch.get("fp8", 1.0),
