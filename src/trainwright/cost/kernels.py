@@ -105,14 +105,14 @@ def attention_kernel(arch: str, year: float, library: str) -> str:
     return "fa2"
 
 
-def misalignment(dim: Column, law: Constants) -> Column:
+def misalignment(dim: Column, law: Constants, unaligned: str = "unaligned") -> Column:
     """Factor on time for a dimension of 16-bit elements that tensor cores load badly: 1 for multiples of 64, up to 1 + misaligned for multiples of 8
-    (16 bytes), 1 + unaligned below, where whole vectors cannot be loaded."""
+    (16 bytes), 1 + unaligned below, where whole vectors cannot be loaded (`unaligned`: the constant of plain or of batched products)."""
     common = np.gcd(np.maximum(np.rint(dim), 1).astype(np.int64), 64)
-    return np.where(common < 8, 1.0 + law["unaligned"], 1.0 + law["misaligned"] * (64.0 / np.maximum(common, 8) - 1.0) / 7.0)
+    return np.where(common < 8, 1.0 + law[unaligned], 1.0 + law["misaligned"] * (64.0 / np.maximum(common, 8) - 1.0) / 7.0)
 
 
-def matmul_seconds(m: Column, n: Column, k: Column, count: Column, rate: Rates, precision: str) -> Column:
+def matmul_seconds(m: Column, n: Column, k: Column, count: Column, rate: Rates, precision: str, unaligned: str = "unaligned") -> Column:
     """`count` products y[m, n] = x[m, k] w[k, n] in one launch (batched or grouped).
 
     ``launch + max(tile work / rate x alignment, bytes / bandwidth)``: the output is cut into tiles, of the shape and with the split of k that take
@@ -123,7 +123,7 @@ def matmul_seconds(m: Column, n: Column, k: Column, count: Column, rate: Rates, 
     size = DTYPE_BYTES[precision if precision in ("fp8", "fp4") else activation_dtype(precision)]
     # 8 bits a number halve the time in a tile, so that filling it weighs twice: the ramp counts bytes
     work = rate.compute_units * tile_work(m, n, k, count, rate.compute_units, law, law["k_ramp"] * 2.0 / size)
-    align = np.maximum(misalignment(n, law), misalignment(k, law))
+    align = np.maximum(misalignment(n, law, unaligned), misalignment(k, law, unaligned))
     traffic = count * ((m * k + k * n) * size + m * n * 2.0)
     return law["launch_s"] + np.maximum(work * align / rate.flops(precision), traffic / (rate.bytes_per_s * law["stream_share"]))
 

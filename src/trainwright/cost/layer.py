@@ -121,9 +121,8 @@ def _attention_parts(block: Block, shares: Shares, job: TrainingJob, scores: str
         length = np.full_like(core.heads, document_length(job))
         count = 2.0 * core.pairs / length**2 * core.heads
         size = np.full_like(length, float(core.head_dim))
-        one = matmul_seconds(length, length, size, count, rate, job.precision) + matmul_seconds(
-            length, size, length, count, rate, job.precision
-        )
+        kind = (rate, job.precision, "unaligned_batched")
+        one = matmul_seconds(length, length, size, count, *kind) + matmul_seconds(length, size, length, count, *kind)
         found.append(Part(core.name, "scores", one, 2.0 * one, "two batched products over the whole square; backward four", numbers))
     return found
 

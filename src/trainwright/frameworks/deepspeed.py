@@ -28,11 +28,12 @@ FRAMEWORK = Framework(
     ),
     even_stages=True,
     time=TimeRules(
+        dp_residual=0.183,
         fusion="fused",
         eager_when_sharded=True,
         fuses_projections=True,
         selective="core_attn",
-        host_s_per_kernel=((0.0, 50e-6), (2023.5, 25e-6)),
+        host_s_per_kernel=((0.0, 76e-6), (2023.5, 28e-6)),
         micro_batch_s=0.002,
         configures_overlap_since=2023.5,
         blocking_p2p=True,

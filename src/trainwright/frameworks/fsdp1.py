@@ -19,6 +19,7 @@ FRAMEWORK = Framework(
         source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
     ),
     time=TimeRules(
+        dp_residual=0.183,
         fusion="eager",
         compiles=True,
         fuses_projections=True,

@@ -14,6 +14,7 @@ FRAMEWORK = Framework(
     memory=MemoryRules(engine="tape", parameter_dtype="master"),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
     time=TimeRules(
+        dp_residual=0.183,
         fusion="eager",
         compiles=True,
         gather_copy_bytes=16.0,
