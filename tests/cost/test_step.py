@@ -136,7 +136,7 @@ def test_small_models_are_bound_by_launches() -> None:
     host, graphs = timed(
         model, cluster(1), what, *(plan(8, structure=replace(MEGATRON, cuda_graphs=g), dp_shard=8) for g in (False, True))
     ).breakdown["other"]
-    assert host - 0.011 > 5 * abs(graphs - 0.011)
+    assert host > graphs + 0.01
 
 
 def test_fp8_is_faster_on_hopper_and_not_on_ampere() -> None:
