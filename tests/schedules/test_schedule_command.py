@@ -128,3 +128,25 @@ def test_a_folder_is_not_overwritten(capsys, tmp_path):
     status, _, err = run(capsys, "1f1b", "-o", str(folder))
     assert status == 2
     assert "folder" in err
+
+
+def test_the_drawing_is_as_wide_as_asked(capsys, tmp_path):
+    target = tmp_path / "t.svg"
+    run(capsys, "1f1b", "-o", str(target), "--width", "1234")
+    assert 'width="1234"' in target.read_text()[:120]
+
+
+def test_a_step_beyond_all_measure_is_refused_at_once(capsys):
+    for arguments in (["1f1b", "--microbatches", "1000000000"], ["gpipe", "--stages", "1000000000"]):
+        status, _, err = run(capsys, *arguments)
+        assert status == 2
+        assert "20,000,000 actions" in err
+
+
+def test_names_of_files_are_shown_as_they_are(capsys, tmp_path):
+    target = tmp_path / "[bold]a&b<c>.csv"
+    target.write_text("0F0,0B0\n")
+    status, out, _ = run(capsys, str(target), "-o", str(tmp_path / "t.html"))
+    assert status == 0
+    assert "[bold]a&b<c>.csv" in out.replace("\n", "")
+    assert "<c>" not in (tmp_path / "t.html").read_text()

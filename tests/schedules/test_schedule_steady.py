@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.schedules import SCHEDULES, replay
+from trainwright.schedules.controllable_memory import all_ranks, half_pattern, lengthened, long_ranks, min_pattern
 from trainwright.schedules.replay import replay_costs, schedule
 from trainwright.schedules.steady import closure, state, steady
 
@@ -91,3 +92,12 @@ def test_a_cut_leaves_nothing_before_it_that_waits_for_something_after_it():
         inside[-1] = True  # what is not waited for
         assert inside[nodes.needs[inside[:-1]]].all()
         assert inside[state(nodes, cut)].all()
+
+
+@pytest.mark.parametrize("pattern", [half_pattern, min_pattern])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+def test_v_schedules_are_lengthened_as_they_would_be_made(pattern, p):
+    for m in (4 * p + 5, 6 * p, 9 * p):
+        made, longer = all_ranks(pattern(p), m), long_ranks(pattern(p), m)
+        assert all(np.array_equal(a, b) for a, b in zip(made, longer))
+        assert all(lengthened(x, r, 3) is not None for r, x in enumerate(made))

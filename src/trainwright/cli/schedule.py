@@ -57,6 +57,12 @@ def schedule(
             "-o", "--output", help="Where to draw: x.html, x.svg, x.json, x.trace.json (Perfetto), x.csv (PyTorch).", show_default=False
         ),
     ] = "",
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=300, max=100_000, help="Pixels across the drawing (left out: enough for numbers, up to 2600).", show_default=False
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Replay a pipeline schedule: makespan, the three bubbles, memory by rank, why ranks stand idle.
@@ -86,7 +92,7 @@ def schedule(
         second, other = _sized(versus, stages, microbatches, virtual, costs, memory, second=True)
         a, b, note = (first.replay(), second.replay(), "") if as_is else at_equal_memory(first, second)
         shown, note = [a, b], " ".join(dict.fromkeys(x for x in (source, other, note) if x))
-    _write(output, shown, note)
+    _write(output, shown, note, width)
     if json_:
         print_json(_document(shown, note))
     else:
@@ -197,6 +203,7 @@ def _document(shown: list[Timeline], note: str) -> dict[str, Any]:
 def _show(shown: list[Timeline], note: str) -> None:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     from ..report.timeline import title_of
     from ..report.timeline_html import figures
@@ -206,22 +213,22 @@ def _show(shown: list[Timeline], note: str) -> None:
     screen = console()
     longest = max(t.makespan for t in shown)
     for t in shown:
-        screen.print(title_of(t), style="bold")
+        screen.print(title_of(t), style="bold", markup=False)
         screen.print(to_text(t, screen.width, longest if len(shown) > 1 else 0.0))
         screen.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=len(shown) > 1)
     table.add_column("")
     for t in shown:
-        table.add_column(t.name, justify="right", overflow="fold")
+        table.add_column(Text(t.name), justify="right", overflow="fold")
     table.add_column("", style="dim")
     for line in zip(*(figures(t) for t in shown)):
         table.add_row(line[0][0], *(value for _, value, _ in line), line[0][2] if len(shown) == 1 else "")
     screen.print(table)
     if note:
-        screen.print(note)
+        screen.print(note, markup=False)
 
 
-def _write(output: str, shown: list[Timeline], note: str) -> None:
+def _write(output: str, shown: list[Timeline], note: str, width: int | None) -> None:
     """Draws what the file's name asks for."""
     if not output:
         return
@@ -241,8 +248,8 @@ def _write(output: str, shown: list[Timeline], note: str) -> None:
     if suffix in (".trace.json", ".csv") and len(shown) > 1:
         raise SpecError("holds one schedule; leave out --versus", output)
     text = {
-        ".html": lambda: to_html(shown, note=note),
-        ".svg": lambda: to_svg(shown),
+        ".html": lambda: to_html(shown, note=note, width=width),
+        ".svg": lambda: to_svg(shown, width=width),
         ".json": lambda: json.dumps([t.to_dict(actions=True) for t in shown] if len(shown) > 1 else shown[0].to_dict(actions=True)) + "\n",
         ".trace.json": lambda: to_trace(shown[0]),
         ".csv": lambda: write_csv(shown[0].table),

@@ -63,7 +63,7 @@ def figures(t: Timeline) -> list[tuple[str, str, str]]:
     ]
 
 
-def to_html(timelines: Timeline | Sequence[Timeline], titles: Sequence[str] = (), note: str = "") -> str:
+def to_html(timelines: Timeline | Sequence[Timeline], titles: Sequence[str] = (), note: str = "", width: float | None = None) -> str:
     """One self-contained page: nothing is loaded from elsewhere."""
     shown = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     names = [titles[n] if n < len(titles) else title_of(t) for n, t in enumerate(shown)]
@@ -79,5 +79,5 @@ def to_html(timelines: Timeline | Sequence[Timeline], titles: Sequence[str] = ()
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pipeline schedule {title}</title><style>{STYLE}</style></head><body>'
         f"<h1>Pipeline schedule {title}</h1>{extra}<table>{''.join(rows)}</table>"
-        f'<div class="scroll">{to_svg(shown, names)}</div><div id="tip"></div><script>{SCRIPT}</script></body></html>\n'
+        f'<div class="scroll">{to_svg(shown, names, width)}</div><div id="tip"></div><script>{SCRIPT}</script></body></html>\n'
     )

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import SpecError
 
+MAX_ACTIONS = 20_000_000
 KINDS = ("F", "I", "W", "B")
 F, I, W, B = range(4)  # noqa: E741 - the field's own letter
 PlacementKind = Literal["loop", "v", "bidirectional", "given"]
@@ -210,6 +211,10 @@ class Schedule:
         """
         v = self.default_chunks if virtual_stages is None else virtual_stages
         self.check(stages, microbatches, v)
+        most = MAX_ACTIONS // (2 * stages * v)
+        require(
+            microbatches <= most, f"more than {MAX_ACTIONS:,} actions", "microbatches" if most else "stages", [most or MAX_ACTIONS // 2]
+        )
         place = Placement(self.placement, int(stages), int(v), int(microbatches))
         if self.all_ranks is not None:
             rows = self.all_ranks(stages, microbatches, v)

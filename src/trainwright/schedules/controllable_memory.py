@@ -171,12 +171,33 @@ def _rows(slots: np.ndarray, rank: int, p: int) -> Rows:
     return np.array(rows, dtype=np.int64)
 
 
+def lengthened(rows: Rows, stage: int, more: int) -> Rows | None:
+    """The rows with `more` further periods (a microbatch each) in their middle; None where the middle does not repeat itself."""
+    passes = np.flatnonzero((rows[:, 0] == F) & (rows[:, 1] == stage))
+    a, b, c = passes[len(passes) // 2 - 1 : len(passes) // 2 + 2].tolist()
+    shift = np.array([0, 0, 1, 0])
+    if c - b != PERIOD or b - a != PERIOD or not np.array_equal(rows[b:c], rows[a:b] + shift):
+        return None
+    added = rows[None, a:b] + np.arange(1, more + 1)[:, None, None] * shift
+    return np.concatenate([rows[:b], added.reshape(-1, 4), rows[b:] + more * shift])
+
+
+def long_ranks(pattern: np.ndarray, m: int) -> Sequence[Rows]:
+    """`all_ranks`, by lengthening a shorter step where there are so many microbatches that its middle repeats itself."""
+    short = 4 * len(pattern) + 4
+    if m > short:
+        rows = [lengthened(x, r, m - short) for r, x in enumerate(all_ranks(pattern, short))]
+        if all(x is not None for x in rows):
+            return [x for x in rows if x is not None]
+    return all_ranks(pattern, m)
+
+
 def half_ranks(p: int, m: int, v: int) -> Sequence[Rows]:
-    return all_ranks(half_pattern(p), m)
+    return long_ranks(half_pattern(p), m)
 
 
 def min_ranks(p: int, m: int, v: int) -> Sequence[Rows]:
-    return all_ranks(min_pattern(p), m)
+    return long_ranks(min_pattern(p), m)
 
 
 HALF = Schedule(
