@@ -205,6 +205,17 @@ def test_members_far_apart_share_no_link() -> None:
     assert bus("send_recv", GIB, h100, 2, stride=1) > 5 * bus("send_recv", GIB, h100, 2, stride=8)
 
 
+def test_aggregated_trees_save_the_steps_of_a_ring() -> None:
+    """512 nodes, one GPU each: a short gather takes log2 n steps, a long one the full rate of the ring."""
+    h100 = cluster("h100", 512)
+    ring, pat = (collective_seconds("all_gather", [2**20, 16 * GIB], h100, 512, 8, a) for a in ("ring", "pat"))
+    assert ring[0] > 10 * pat[0]
+    assert ring[1] < pat[1]
+    assert collective_seconds("all_gather", [2**20, 16 * GIB], h100, 512, 8).tolist() == [pat[0], ring[1]]
+    with pytest.raises(SpecError, match="cannot run pat"):
+        collective_seconds("all_gather", 2**20, h100, 512, 1, "pat")
+
+
 def test_linked_pairs_and_no_link() -> None:
     """Two H100 PCIe share a bridge; four meet over PCIe, as all do that have no link."""
     h100 = cluster("h100-pcie", 2)

@@ -269,6 +269,11 @@ def test_vocabulary_parallel_loss_sends_three_numbers_a_token() -> None:
     assert sent(parallel, "tp", phase="loss") == (3, 3 * 4 * SEQ)
 
 
+def test_logits_of_a_vocabulary_that_does_not_divide_are_padded() -> None:
+    of = run(LLAMA | {"vocab_size": 32001}, tp=8, sharding="none", loss="plain")
+    assert sent(of, "tp", phase="loss") == (1, SEQ * 32008 * 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "gathers", "others"),
     [

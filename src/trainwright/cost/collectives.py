@@ -6,6 +6,7 @@ domain is that of the link, between domains that of the members' own NICs (other
     algorithm     bytes that one GPU (or one domain, between domains) sends for a message S
     ring          all-reduce 2 (n-1)/n S, others (n-1)/n S, over the slower of link and the domain's NICs
     tree          double binary tree of domains (all-reduce): S for two, 3/2 S for three, 2 S for more; a chain of 2 S inside
+    pat           gathers and scatters of one GPU a node: the ring's bytes in log2 n steps at three quarters of its rate
     nvls          the switch reduces: S (1 + 1/n) each way
     nvls-tree     nvls inside, tree between
     hierarchical  reduce-scatter inside, all-reduce between, all-gather inside
@@ -32,6 +33,8 @@ from .table import Column
 
 BoolColumn = NDArray[np.bool_]
 
+# What parallel aggregated trees reach of a ring's rate (NCCL src/graph/tuning.cc).
+PAT_SHARE = 0.75
 # With fewer GPUs a ring is as fast as in-network reduction, and NCCL does not offer it.
 SMALLEST_NVLS = 5
 
@@ -94,6 +97,12 @@ def _ring(c: _Group, rounds: int) -> Column:
     inside = moved / (c.link_rate * c.link.ring)
     between = moved / c.domain_nics(c.net.ring)
     return c.link.start_s + c.ring_hops(rounds) + c.over_both(inside, between)
+
+
+def _pat(c: _Group) -> Column:
+    """Parallel aggregated trees: one trip of a ring's bytes in log2 n steps, at a lower rate (NCCL 2.23 and later, one GPU a node)."""
+    between = (c.n - 1) / c.n * c.size / (c.domain_nics(c.net.ring) * PAT_SHARE)
+    return c.link.start_s + np.ceil(np.log2(c.n)) * c.net.hop_s + c.through_network(between)
 
 
 def _tree_load(k: Column) -> Column:
@@ -176,8 +185,8 @@ ALGORITHMS: dict[str, dict[str, Callable[[_Group], Column]]] = {
         "nvls-tree": _nvls_tree,
         "hierarchical": _hierarchical,
     },
-    "all_gather": {"ring": lambda c: _ring(c, 1)},
-    "reduce_scatter": {"ring": lambda c: _ring(c, 1)},
+    "all_gather": {"ring": lambda c: _ring(c, 1), "pat": _pat},
+    "reduce_scatter": {"ring": lambda c: _ring(c, 1), "pat": _pat},
     "broadcast": {"ring": _broadcast_ring, "tree": _broadcast_tree},
     "all_to_all": {"pairwise": _all_to_all},
     "send_recv": {"pairwise": _pair},
@@ -186,6 +195,8 @@ ALGORITHMS: dict[str, dict[str, Callable[[_Group], Column]]] = {
 
 def _available(name: str, c: _Group) -> BoolColumn:
     """Where the hardware can run an algorithm at all."""
+    if name == "pat":
+        return c.many & (c.g == 1)
     if name == "nvls":
         return ~c.many & (c.n >= SMALLEST_NVLS) & bool(c.link.in_network)
     if name == "nvls-tree":

@@ -22,7 +22,7 @@ import numpy as np
 from ...spec.blocks import Block, Op
 from ..message import Phase
 from ..table import IntColumn
-from .columns import Case, column_inputs, row_products
+from .columns import Case, ceil_div, column_inputs, row_products
 
 
 def tensor_parallel(case: Case) -> None:
@@ -115,7 +115,7 @@ def _loss(case: Case, megatron: bool) -> None:
     if megatron or case.job.loss == "vocab-parallel":
         case.add("tp", "all_reduce", "loss", 4 * case.tokens, 3 * calls, case.tp, 1, what="maximum, target and sum of the softmax")
     else:
-        _add(case, "all_gather", "loss", case.model.vocab, passes, "logits")
+        _add(case, "all_gather", "loss", ceil_div(case.model.vocab, case.tp) * case.tp, passes, "logits")
 
 
 def forward_collectives(case: Case, block: Block) -> list[tuple[str, int]]:
