@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,12 +25,6 @@ class Rank:
     largest: Column
 
 
-def accounts(scope: Scope, rank: Rank) -> Accounts:
-    """The accounts of the structure's framework, with what offload moves away taken out."""
-    found = FRAMEWORK_ACCOUNTS[scope.structure.framework](scope, rank)
-    return found
-
-
 def sharded(scope: Scope, rank: Rank) -> Column:
     """Trained elements of a rank after the optimizer's split."""
     return rank.held.trained / scope.shards + rank.held.trained_expert / scope.expert_shards
@@ -41,7 +34,7 @@ def sharded_frozen(scope: Scope, held: Held) -> Column:
     return held.frozen / scope.shards
 
 
-def _optimizer_items(scope: Scope, rank: Rank, elements: Column, stored: float, source: str) -> tuple[Item, ...]:
+def optimizer_items(scope: Scope, rank: Rank, elements: Column, stored: float, source: str) -> tuple[Item, ...]:
     kind = optimizer_of(scope)
     size = state_bytes(kind, elements, rank.held, stored)
     return (
@@ -76,7 +69,7 @@ def megatron(scope: Scope, rank: Rank) -> Accounts:
     else:
         size = c * plain + copies * products
         parameters = item("weights", "parameters", size, "2 x parameters of the rank (+ cached fp8 copies of products)", source)
-    quantized = _quantized(scope, held.quantized)
+    quantized = quantized_items(scope, held.quantized)
     main = scope.options_bytes("main_grads_dtype", scope.gradient_bytes)
     gradient = item("gradient buffer", "gradients", main * held.all_trained, f"{main} x trained parameters", source)
     first, second = scope.options_bytes("exp_avg_dtype", 4), scope.options_bytes("exp_avg_sq_dtype", 4)
@@ -85,7 +78,7 @@ def megatron(scope: Scope, rank: Rank) -> Accounts:
         parameters=(parameters, *quantized),
         masters=_masters(scope, share, source),
         gradients=(gradient,),
-        optimizer=_optimizer_items(scope, rank, share, stored, source),
+        optimizer=optimizer_items(scope, rank, share, stored, source),
         always=(_dummy_gradients(scope),),
         early=1.0,
     )
@@ -116,7 +109,7 @@ def _dummy_gradients(scope: Scope) -> Item:
     )
 
 
-def _quantized(scope: Scope, elements: Column, shards: Column | float = 1.0) -> tuple[Item, ...]:
+def quantized_items(scope: Scope, elements: Column, shards: Column | float = 1.0) -> tuple[Item, ...]:
     if scope.job.method != "qlora":
         return ()
     kind = scope.job.base_quantization or "nf4"
@@ -157,10 +150,10 @@ def _zero12(scope: Scope, rank: Rank) -> Accounts:
         what = "fp32 copy of the partition's gradients"
         step = (item(what, "gradients", (4 + c) * share, "(4 + 2) x trained parameters / shards", source, "flat"),)
     return Accounts(
-        parameters=(parameters, *_quantized(scope, held.quantized)),
+        parameters=(parameters, *quantized_items(scope, held.quantized)),
         masters=_masters(scope, share, source),
         gradients=tuple(gradients),
-        optimizer=_optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
+        optimizer=optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
         always=(_buckets(scope, trained, source),) if scope.stage else (),
         early=early,
         step=step,
@@ -217,10 +210,10 @@ def _zero3(scope: Scope, rank: Rank) -> Accounts:
         item("fp64 copy for the gradient norm", "gradients", norm, "8 x largest tensor / shards", source, "flat"),
     )
     return Accounts(
-        parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
+        parameters=(parameters, *quantized_items(scope, held.quantized, scope.shards)),
         masters=_masters(scope, share, source),
         gradients=(item("sharded gradients", "gradients", g * share, f"{g} x trained parameters / shards", source),),
-        optimizer=_optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
+        optimizer=optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
         always=(reduce,),
         early=1.0,
         loss=(window,),
@@ -237,111 +230,6 @@ def _zero3(scope: Scope, rank: Rank) -> Accounts:
         ),
         step=step,
     )
-
-
-def fsdp(scope: Scope, rank: Rank) -> Accounts:
-    """FSDP1 and FSDP2: one sharded copy in the stored type; a group's parameters gathered in the compute type, the root's all the time.
-
-    FSDP1 prefetches one group in backward; its root is one flat parameter whose gradient is concatenated, cast and reduced at the very end.
-    """
-    source = "torch/distributed/fsdp: _flat_param.py, _runtime_utils.py; _fully_shard/_fsdp_param_group.py"
-    held, c, g = rank.held, scope.dtype_bytes, scope.gradient_bytes
-    stored = 4 if scope.masters else c
-    share = sharded(scope, rank)
-    parameters = item(
-        "sharded weights", "parameters", stored * (share + sharded_frozen(scope, held)), f"{stored} x parameters / shards", source
-    )
-    full = float(scope.job.method == "full" and scope.stage > 0)  # without sharding a gradient is its tensor's own, nothing is flat
-    owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
-    root, layer = rank.root.everything - rank.root.quantized, rank.layer.everything - rank.layer.quantized
-    root_bytes = c * root
-    layer_bytes = c * layer + quantized_bytes(rank.layer.quantized, scope)
-    whole = c * (held.everything - held.quantized) + quantized_bytes(held.quantized, scope)
-    gathers = np.where((scope.shards > 1) | scope.offloads_parameters | scope.masters, 1.0, 0.0)
-    held_whole = np.full(len(scope), scope.stage == 2) | ((scope.structure.framework == "fsdp2") & (scope.pp > 1))
-    kept = np.where(held_whole, whole, root_bytes)  # torchtitan does not reshard after forward between pipeline stages
-    window = item(
-        "gathered root parameters" if scope.stage == 3 else "gathered parameters",
-        "communication_buffers",
-        gathers * kept,
-        f"{c} x root",
-        source,
-        "gather",
-    )
-    groups = item(
-        "gathered layers", "communication_buffers", gathers * 2 * layer_bytes * ~held_whole, f"2 x {c} x a layer", source, "gather"
-    )
-    one = item("gathered layer", "communication_buffers", gathers * layer_bytes * ~held_whole, f"{c} x a layer", source, "gather")
-    root_gradient = item("whole gradients of the root", "gradients", full * c * root, f"{c} x root", source)
-    layer_gradient = item(
-        "whole gradients of a layer, reduced in their own type",
-        "gradients",
-        (c + g) * rank.layer.all_trained * (scope.stage > 0),
-        f"({c} + {g}) x a layer",
-        source,
-    )
-    reduce_root = item(
-        "root gradients to reduce", "communication_buffers", full * (g + (2 if c == 2 else 0)) * root, f"{g} x root", source, "reduce"
-    )
-    return Accounts(
-        parameters=(parameters, *_quantized(scope, held.quantized, scope.shards)),
-        masters=(),
-        gradients=(item("sharded gradients", "gradients", stored * owned, f"{stored} x trained parameters / shards", source, "reduce"),),
-        optimizer=_optimizer_items(scope, rank, share, stored, source),
-        early=np.where(scope.accumulation > 1, 1.0, 0.0),
-        loss=(window, one),
-        block=(window, groups, root_gradient, layer_gradient),
-        last=(window, root_gradient, reduce_root),
-        leftovers=(one,) if scope.structure.framework == "fsdp1" else (),  # its rate limiter lets two gathers run beside the layer in use
-    )
-
-
-def ddp(scope: Scope, rank: Rank) -> Accounts:
-    """Whole parameters and gradients in the stored type; buckets are the gradients. ZeroRedundancyOptimizer splits the states."""
-    source = "torch/nn/parallel/distributed.py"
-    held, c = rank.held, scope.dtype_bytes
-    stored = 4 if scope.masters else c
-    trained = held.all_trained
-    cast = item(
-        "16-bit copies of weights",
-        "communication_buffers",
-        c * held.products * (scope.masters or scope.job.autocast),
-        f"{c} x products",
-        "torch.autocast",
-    )
-    frozen_bytes = stored if scope.job.method != "qlora" else scope.frozen_bytes
-    whole = item(
-        "whole gradients of the largest tensor",
-        "gradients",
-        stored * rank.largest * (scope.job.method == "full"),
-        f"{stored} x largest",
-        source,
-    )
-    gradients = stored * trained
-    if scope.job.optimizer_in_backward:
-        gradients = stored * np.minimum(rank.largest, trained)
-    return Accounts(
-        parameters=(
-            item("weights", "parameters", stored * trained + frozen_bytes * held.frozen, f"{stored} x parameters", source),
-            *_quantized(scope, held.quantized),
-        ),
-        masters=(),
-        gradients=(item("gradients", "gradients", gradients, f"{stored} x trained parameters", source),),
-        optimizer=_optimizer_items(scope, rank, sharded(scope, rank), stored, source),
-        early=np.where(scope.accumulation > 1, 1.0, 0.0),
-        loss=(cast,),
-        block=(cast, whole),
-        last=(cast,),
-    )
-
-
-FRAMEWORK_ACCOUNTS: dict[str, Callable[[Scope, Rank], Accounts]] = {
-    "megatron": megatron,
-    "deepspeed": deepspeed,
-    "fsdp1": fsdp,
-    "fsdp2": fsdp,
-    "ddp": ddp,
-}
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ def loss_bytes(scope: Scope) -> LossBytes:
         return LossBytes(gradients, gradients + (4 + c) * logits, gradients, head_rows, nothing)
     logits = n * split
     parallel = LossBytes(4 * logits, (4 + c) * logits, (4 + c) * logits, head_rows, nothing)
+    if job.loss == "vocab-parallel" and scope.structure.framework in ("fsdp1", "fsdp2", "ddp"):
+        return LossBytes(
+            4 * logits, (8 + c) * logits, 16 * logits, head_rows, nothing
+        )  # DTensor: zeros, exponentials and their sum beside it
     if job.loss == "vocab-parallel" or kernel:
         return parallel
     whole = n * vocab

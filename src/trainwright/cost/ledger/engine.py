@@ -17,10 +17,11 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, PHASES, MemoryTable, concatenate
 from ..table import Column, IntColumn, PlanTable
-from .accounts import Offloaded, Rank, accounts, offload, paged
+from .accounts import Offloaded, Rank, offload, paged
 from .activations import BlockBytes, LossBytes, block_bytes, by_kernels, embedding_masks, loss_bytes
 from .detail import SAVED, LedgerDetail
 from .items import POOLS, Happening, Item, item, sum_of
+from .pytorch import accounts
 from .ranks import Slot, in_flight, slots
 from .scope import Scope, add_up
 from .weights import Held, held, largest_weight, nothing
