@@ -2,9 +2,9 @@
 
 1. Vocabulary: 32,000 below 4 billion, 128,256 from there (Llama 2 and Llama 3); tied embeddings below 2 billion (Llama 3.2, SmolLM).
 2. Width and depth: hidden / layers is 64 up to 200 million and grows with the logarithm of the size to 112 at 5 billion, between GPT-3's 128
-   (175B: 12288 / 96) and Llama 3's 102 (70B: 8192 / 80). Hidden is a multiple of 128 below 2 billion, 512 below 20 billion, 1,024 below
+   (175B: 12288 / 96) and Llama 3's 102 (70B: 8192 / 80). Hidden is a multiple of 128 below 200 million, 512 below 2 billion, 1,024 below
    100 billion, 2,048 above; layers are even.
-3. Heads of 128 (64 below one billion), 8 key-value heads where there are at least 16 heads and 8 divides them.
+3. Heads of 128 (64 below 2 billion), so that 8 divides them from 200 million on; 8 key-value heads where there are at least 16 heads.
 4. What remains goes to the gated MLP: a multiple of 256 nearest to the size asked for, between 2 and 5 times hidden (Llama 3: 3.5).
 
 The total is within 3 % of what was asked from 100 million on and within 6 % from 10 million (tested over the whole range); the note of the
@@ -30,7 +30,7 @@ def shape_of_size(parameters: float) -> dict[str, int | bool | str]:
     """The configuration of the rule above, in Llama's own keys."""
     vocab = 128256 if parameters >= 4e9 else 32000
     tied = parameters < 2e9
-    grain = 128 if parameters < 2e9 else 512 if parameters < 2e10 else 1024 if parameters < 1e11 else 2048
+    grain = 128 if parameters < 2e8 else 512 if parameters < 2e9 else 1024 if parameters < 1e11 else 2048
     log = math.log(parameters / 2e8) / math.log(5e9 / 2e8)
     ratio = 64 + 48 * min(max(log, 0.0), 1.0)
     # Twelve and a half hidden^2 a layer: attention 2 to 4, MLP 3 x 3.5.
@@ -45,7 +45,7 @@ def shape_of_size(parameters: float) -> dict[str, int | bool | str]:
 
 
 def _fill(parameters: float, hidden: int, vocab: int, tied: bool) -> tuple[int, dict[str, int | bool | str]]:
-    head_dim = 64 if parameters < 1e9 else 128
+    head_dim = 64 if parameters < 2e9 else 128
     heads = hidden // head_dim
     kv_heads = 8 if heads >= 16 and heads % 8 == 0 else heads
     ends = vocab * hidden * (1 if tied else 2) + hidden
