@@ -34,7 +34,9 @@ class MemoryRules:
     * `selective`: what ``recompute = "selective"`` drops: the attention core, or the op list of torchtitan (every second product kept).
     * `fused_loss`: kernel (in place on the logits) or linear (projection and loss in chunks, no whole logits).
     * `accumulates_in_buffer`: weight gradients are added into one contiguous buffer that exists all the time.
-    * `holds_outputs`: the usual training loop keeps the model's output, and with it the logits, until backward is over.
+    * `holds_outputs`: what a training loop around Hugging Face models does with the model's output, and with it the 16-bit logits, until
+    backward
+      is over: no = frees it; cached = loops differ, counted as a block that can be given back; live = keeps it.
     """
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
@@ -44,7 +46,7 @@ class MemoryRules:
     selective: str = "op-list"  # core_attn | op-list
     fused_loss: str = "linear"  # kernel | linear
     accumulates_in_buffer: bool = False
-    holds_outputs: bool = False
+    holds_outputs: str = "no"  # no | cached | live
     source: str = ""
 
 
@@ -52,18 +54,25 @@ class MemoryRules:
 class TimeRules:
     """What overlaps with what, and the host's part.
 
-    * Kernels: `fusion` names the passes of ``catalog/kernels.toml`` (fused | eager) that elementwise kernels make, `compiles` whether `compile`
-      changes them, `eager_when_sharded` that ZeRO-2 and 3 run around Hugging Face's own modules (adapters always do); `fuses_projections` runs
-      q, k, v (gate, up) as one product; `fuses_gradient_sum` sums weight gradients in the product's epilogue; `gather_copy_bytes` are moved a
-      parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te" (Transformer Engine) or "sdpa" (PyTorch).
+    * Kernels: `fusion` names the passes of ``catalog/kernels.toml`` (fused | eager) that elementwise kernels make, `compiles` whether
+    `compile`
+      changes them, `eager_when_sharded` that ZeRO-2 and 3 run around Hugging Face's own modules (adapters always do); `fuses_projections`
+      runs
+      q, k, v (gate, up) as one product; `fuses_gradient_sum` sums weight gradients in the product's epilogue; `gather_copy_bytes` are
+      moved a
+      parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te" (Transformer Engine) or "sdpa"
+      (PyTorch).
     * Recomputation: `checkpoint_stops_early` leaves out the last product, `selective` is what that mode repeats.
-    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `host_s_per_dispatch` more for
+    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `host_s_per_dispatch`
+    more for
       routing (where no capacity is set the host waits for the token counts), `micro_batch_s` a pause each micro-batch.
-    * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all from `hides_ep_since`, `dp_residual` of overlapped
+    * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all from `hides_ep_since`,
+    `dp_residual` of overlapped
       data-parallel traffic that shows all the same, `overlaps_dp_since` the year from which it overlaps at all,
       `configures_overlap_since` that from which usual configurations turn on an overlap of gradients that is off by default,
       `hides_input_gradient_since` that from which the reduction of an input gradient runs behind the weight gradient's product.
-    * Pipeline: `blocking_p2p`: 1F1B's sends keep the rank busy; `scatters_p2p`: each tensor-parallel rank sends its part between stages and the
+    * Pipeline: `blocking_p2p`: 1F1B's sends keep the rank busy; `scatters_p2p`: each tensor-parallel rank sends its part between stages
+    and the
       whole is gathered there.
     """
 

@@ -23,7 +23,7 @@ FRAMEWORK = Framework(
     memory=MemoryRules(
         saves_parallel=MEGATRON_KERNELS,
         selective="core_attn",
-        holds_outputs=True,
+        holds_outputs="live",
         source="deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, partitioned_param_coordinator.py, runtime/bf16_optimizer.py",
     ),
     even_stages=True,

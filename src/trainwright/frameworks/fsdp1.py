@@ -15,7 +15,7 @@ FRAMEWORK = Framework(
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffload(offload_params=True) moves the optimizer as well
     memory=MemoryRules(
         parameter_dtype="master",
-        holds_outputs=True,
+        holds_outputs="cached",
         source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
     ),
     time=TimeRules(

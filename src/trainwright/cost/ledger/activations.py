@@ -150,21 +150,14 @@ def loss_bytes(scope: Scope) -> LossBytes:
     if job.loss == "chunked":
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
     else:
-        held = output_logit_bytes(scope)
+        holds = scope.framework.memory.holds_outputs
+        held, stale = (c if holds == "live" else 0), (c if holds == "cached" else 0) + (2 if c == 2 else 0)
         forward = max(8 + (c if c < 4 else 0), 8 + held)
-        alone = LossBytes((4 + held) * whole, forward * whole, (12 + held) * whole, head_rows, (2 if c == 2 else 0) * whole)
+        alone = LossBytes((4 + held) * whole, forward * whole, (12 + held) * whole, head_rows, stale * whole)
     if scope.framework.memory.saves_parallel is None:
         return alone
     megatron = (scope.tp > 1) | (scope.pp > 1)
     return LossBytes(*(np.where(megatron, getattr(parallel, f.name), getattr(alone, f.name)) for f in fields(LossBytes)))
-
-
-def output_logit_bytes(scope: Scope) -> int:
-    """Bytes a logit that the model's output object keeps through backward, in the compute type: ``outputs = model(...);
-    outputs.loss.backward()``, the
-    usual loop around Hugging Face models.
-    """
-    return scope.c if scope.framework.memory.holds_outputs else 0
 
 
 def vocabulary(scope: Scope) -> Column:
