@@ -150,3 +150,10 @@ def test_names_of_files_are_shown_as_they_are(capsys, tmp_path):
     assert status == 0
     assert "[bold]a&b<c>.csv" in out.replace("\n", "")
     assert "<c>" not in (tmp_path / "t.html").read_text()
+
+
+def test_messages_take_latency_and_bandwidth(capsys):
+    _, out, _ = run(capsys, "1f1b", "--p2p", "0.25", "--message-bytes", "100", "--bandwidth", "400", "--json")
+    assert json.loads(out)["makespan"] == schedule("1f1b", 4, 8, p2p=0.5).makespan
+    status, _, err = run(capsys, "1f1b", "--bandwidth", "0")
+    assert (status, "bandwidth" in err) == (2, True)

@@ -16,7 +16,7 @@ from trainwright.schedules.replay import in_flight, replay_costs, schedule
 from trainwright.schedules.torch_csv import read_csv, write_csv
 
 NAMES = sorted(SCHEDULES)
-SIZES = [(1, 2), (2, 4), (2, 6), (3, 6), (3, 12), (4, 8), (4, 16), (6, 12), (8, 16)]
+SIZES = [(1, 2), (2, 4), (2, 6), (4, 2), (5, 3), (4, 4), (3, 6), (3, 12), (4, 8), (4, 16), (6, 12), (8, 16)]
 
 
 def tables(name, sizes=SIZES):
@@ -105,7 +105,7 @@ def test_torch_csv_round_trip(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_can_be_ordered_without_deadlock(name):
-    for table in tables(name, SIZES[:6]):
+    for table in tables(name, SIZES[:8]):
         programs = with_messages(table)
         check_messages(programs, table.placement)
         sent = sum(str(item).count("SEND") for program in programs for item in program)

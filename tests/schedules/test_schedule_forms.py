@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import SpecError
+from trainwright.schedules import SCHEDULES
 from trainwright.schedules.replay import schedule
+from trainwright.schedules.timeline import peaks
 
 GOLDEN = list(csv.DictReader((Path(__file__).parent.parent / "data" / "schedules.csv").read_text().splitlines()))
 COSTS = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9))
@@ -176,3 +180,15 @@ def test_bigger_groups_hide_latency_between_chunks():
     small, large = (schedule("interleaved-1f1b", 4, 16, 2, p2p=0.2, group=g) for g in (4, 8))
     assert large.makespan < small.makespan
     assert max(large.peak_per_rank) > max(small.peak_per_rank)
+
+
+@pytest.mark.parametrize("name", sorted(n for n, e in SCHEDULES.items() if e.in_flight))
+def test_closed_forms_of_memory_at_every_size(name):
+    """Every rank, also below the sizes at which the published forms hold."""
+    entry = SCHEDULES[name]
+    for p in (1, 2, 3, 4, 5, 8):
+        for m in range(1, 24):
+            for v in (2, 3, 4) if entry.chunks == "many" else (entry.default_chunks,):
+                with contextlib.suppress(SpecError):
+                    table = entry.table(p, m, v)
+                    assert entry.in_flight(p, m, v, np.arange(p)) == pytest.approx(peaks(table, np.full(p * v, 1 / v)))

@@ -36,6 +36,8 @@ def schedule(
         int | None, typer.Option(help="interleaved-1f1b: microbatches that run a chunk before the next (the stages).", show_default=False)
     ] = None,
     p2p: Annotated[float, typer.Option(help="One-way latency of a message.")] = 0.0,
+    message_bytes: Annotated[float, typer.Option(help="Size of a message, which takes size / bandwidth longer.")] = 0.0,
+    bandwidth: Annotated[float, typer.Option(help="Bytes that a link moves in a unit of time.")] = float("inf"),
     blocking: Annotated[bool, typer.Option("--blocking", help="Sending keeps the sender busy.")] = False,
     recompute: Annotated[str, typer.Option(help="Time of recomputation before each backward.")] = "0",
     overlap: Annotated[float, typer.Option(help="Time of an overlapped forward and backward over the sum of both.")] = 1.0,
@@ -77,6 +79,7 @@ def schedule(
     shares = {"forward": forward, "recompute": recompute, "gather": gather, "reduce": reduce}
     costs: dict[str, Any] = {k: _numbers(v, f"--{k}") for k, v in shares.items()}
     costs |= {"p2p": p2p, "blocking": blocking, "overlap": overlap, "regather": regather}
+    costs |= {"message_bytes": message_bytes, "bandwidth_bytes_per_s": bandwidth}
     if group is not None:
         costs["group"] = group
     if slowdown:
@@ -129,7 +132,7 @@ def _sized(
     plain = name.lower().replace("_", "-")
     if plain in ("automatic", "auto", "optimal"):
         used = {k: costs[k] for k in ("forward", "backward", "weight", "p2p")}
-        ignored = [k for k in ("group", "recompute", "gather", "reduce", "slowdown", "blocking") if _matters(costs.get(k))]
+        ignored = [k for k in ("group", "recompute", "gather", "reduce", "slowdown", "blocking", "message_bytes") if _matters(costs.get(k))]
         if ignored:
             raise SpecError(
                 f"{plain} schedules are made for forward, backward, weight and p2p alone", f"--{ignored[0]}", "a named schedule"

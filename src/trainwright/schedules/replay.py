@@ -224,9 +224,11 @@ def in_flight(name: str, stages: object, virtual_stages: object, microbatches: o
     entry = SCHEDULES.get_or_raise(name, "schedule")
     p, v, m = (np.asarray(x, dtype=np.int64) for x in (stages, virtual_stages, microbatches))
     if entry.in_flight is not None:
-        return np.asarray(entry.in_flight(p, m, v, 0 if rank is None else np.asarray(rank)), dtype=float)
+        if rank is None:  # the most is at one end of the pipeline
+            return np.maximum(entry.in_flight(p, m, v, np.zeros_like(p)), entry.in_flight(p, m, v, p - 1)).astype(float)
+        return np.asarray(entry.in_flight(p, m, v, np.asarray(rank)), dtype=float)
     p, v, m, r = np.broadcast_arrays(p, v, m, -1 if rank is None else np.asarray(rank))
-    m = np.where(m > entry.reach * p, entry.reach * p + m % p, m)  # beyond, more microbatches only lengthen the steady state
+    m = np.minimum(m, entry.reach * p + 1)  # beyond, more microbatches only lengthen the steady state
     keys, where = np.unique(np.stack([p.ravel(), m.ravel(), v.ravel(), r.ravel()], axis=1), axis=0, return_inverse=True)
     values = [_peaks(entry.name, *map(int, k[:3])) for k in keys]
     found = np.array([h.max() if k[3] < 0 else h[k[3]] for h, k in zip(values, keys)])

@@ -41,6 +41,13 @@ def interleaved_order(p: int, m: int, v: int, rank: int) -> Rows:
     return one_forward_one_backward(forward, backward, warmup=p - 1 - rank + (v - 1) * group, weight_lag=rank)
 
 
+def interleaved_in_flight(p: object, m: object, v: object, r: object) -> np.ndarray:
+    """((v-1)g + p)/v with groups of g microbatches, which is p where p divides m; the same on every rank."""
+    pp, mm, vv = (np.asarray(x) for x in (p, m, v))
+    group = mm // np.maximum(1, mm // pp)
+    return np.minimum(mm, ((vv - 1) * group + pp) / vv) + 0.0 * np.asarray(r)
+
+
 H1 = Schedule(
     name="zb-h1",
     aliases=("zb1p", "zbh1", "zero-bubble-h1"),
@@ -71,7 +78,7 @@ INTERLEAVED = Schedule(
     rule=interleaved_rule,
     chunks="many",
     splits_backward=True,
-    reach=8,
+    in_flight=interleaved_in_flight,
     torch_class="InterleavedZeroBubble",
 )
 SCHEDULE = (H1, H2, INTERLEAVED)

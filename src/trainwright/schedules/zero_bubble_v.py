@@ -47,12 +47,19 @@ def order(p: int, m: int, v: int, rank: int) -> Rows:
     return table[table[:, 2] < m]
 
 
+def in_flight(p: object, m: object, v: object, r: object) -> np.ndarray:
+    """p from 2p - 1 microbatches on; of fewer, what is left of the 2p - r - 1 on the way down and the r + 1 on the way back."""
+    pp, mm, rr = (np.asarray(x) for x in (p, m, r))
+    return (np.minimum(mm, 2 * pp - rr - 1) + np.minimum(mm, rr + 1)) / 2
+
+
 SCHEDULE = Schedule(
     name="zb-v",
     aliases=("zbv", "zbvzerobubble", "zero-bubble-v"),
     doc="Two chunks a rank in a V, split backward: zero span bubble at F = I = W and m >= 2p, p microbatches held.",
     source="Qi et al. 2024, arXiv:2401.10241, section 6; PyTorch ScheduleZBVZeroBubble",
     order=order,
+    in_flight=in_flight,
     period=lambda p: 1,
     placement="v",
     chunks="two",
