@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from .kernels import Constants, Rates
 
 
-def spread(
-    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, rate: Rates, table: Constants
-) -> tuple[float, float]:
-    """(low, high) factors on the step: the widest of the kinds that the case belongs to."""
-    law = table["interval"]
-    half = law["base"]
-    for kind in kinds(model, job, structure, rate):
-        half = max(half, law.get(kind, 0.0))
-    return 1.0 / (1.0 + half), 1.0 + half
+def spread(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates, table: Constants) -> tuple[float, float]:
+    """(low, high) factors on the step: 1 / (1 + w) and 1 + w with the width w of its kind in `kernels.toml` [interval]."""
+    width = table["interval"][kind_of(model, job, structure, rate)]
+    return 1.0 / (1.0 + width), 1.0 + width
 
 
-def kinds(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates) -> list[str]:
-    """Kinds of case with residuals of their own, in `kernels.toml` [interval]."""
-    found = [structure.framework]
-    if model.is_moe:
-        found.append("moe")
-    if job.precision in ("fp8", "fp4"):
-        found.append(job.precision)
-    if job.method != "full":
-        found.append("adapters")
-    if rate.relative:
-        found.append("relative")
-    if structure.offload != "none":
-        found.append("offload")
-    return found
+def kind_of(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates) -> str:
+    """The kind of a case: the first of these that it is."""
+    kinds = {
+        "offload": structure.offload != "none",
+        "adapters": job.method != "full",
+        "relative": bool(rate.relative),
+        "moe": model.is_moe,
+        "fp4": job.precision == "fp4",
+        "fp8": job.precision == "fp8",
+        "materialized_scores": structure.attention in ("eager", "sdpa-math"),
+        "megatron": structure.framework in ("megatron", "deepspeed"),
+        "fsdp": True,
+    }
+    return next(name for name, holds in kinds.items() if holds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,6 @@ def offload_seconds(
     return update
 
 
-def saved_bytes(layers: Sequence[Column], tokens: Column, hidden: int) -> Column:
+def saved_bytes(layers: Column, tokens: Column, hidden: int) -> Column:
     """The inputs of a rank's layers for one micro-batch: what activation offload with checkpoints moves."""
-    return np.sum(layers, axis=0) * tokens * hidden * 2.0
+    return layers * tokens * hidden * 2.0

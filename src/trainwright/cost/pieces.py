@@ -187,10 +187,10 @@ class StructurePieces:
         if offload in ("none", "activations-cpu"):
             out.optimizer_s[self.rows] = optimizer_seconds(owned, self.job, self.rate.bytes_per_s, self.constants)
         if offload != "none":
-            saved = saved_bytes(layers, self.spread(self.different.tokens), self.model.hidden)
+            saved = saved_bytes(layers.sum(axis=0), self.spread(self.different.tokens), self.model.hidden)
             compute = forward_window + backward_window
             out.offload_s[self.rows] = offload_seconds(offload, owned, saved, compute, self.m, self.cluster, self.constants)
-        low, high = spread(self.model, self.cluster, self.job, self.structure, self.rate, self.constants)
+        low, high = spread(self.model, self.job, self.structure, self.rate, self.constants)
         out.interval[0][self.rows], out.interval[1][self.rows] = low, high
         note = (self.rate.relative,) if self.rate.relative else ()
         out.notes[out.table.structures.index(self.structure)] = note
