@@ -55,7 +55,7 @@ PARAMETERS = (
     Parameter("sustained share, Blackwell", ("arch", "blackwell", "sustained"), 0.55, 0.35, 0.9),
     Parameter("power exponent", ("power", "exponent"), 0.75, 0.6, 0.9),
     Parameter("8-bit products, Hopper", ("arch", "hopper", "fp8"), 0.9, 0.5, 1.1),
-    Parameter("8-bit products, Blackwell", ("arch", "blackwell", "fp8"), 1.0, 0.5, 1.1),
+    Parameter("8-bit products, Blackwell", ("arch", "blackwell", "fp8"), 1.0, 0.5, 1.2),
     Parameter("4-bit products, Blackwell", ("arch", "blackwell", "fp4"), 0.7, 0.3, 1.1),
     Parameter("FlashAttention 1, Ampere", ("attention", "fa1", "share"), 0.3, 0.1, 0.5),
     Parameter("FlashAttention 1, Hopper", ("attention", "fa1_hopper", "share"), 0.19, 0.1, 0.4),

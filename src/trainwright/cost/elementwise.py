@@ -1,6 +1,8 @@
 """Bytes that memory-bound kernels of a block move, derived from its rows: how often each tensor is read and written, by how the framework fuses.
 
-A pass is one read or one write of a tensor. `kernels.toml` [passes.*] says how many passes each kind of row costs forward and backward.
+A pass is one read or one write of a tensor. `kernels.toml` [passes.*] says how many passes each kind of row costs forward and backward. Tokens on their way
+to experts are permuted before they leave (read, write), sorted by expert where they arrive, sorted back, and summed up at home (top_k reads, one
+write): Megatron-Core moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
 """
 
 from __future__ import annotations
@@ -42,11 +44,18 @@ def elementwise(block: Block, shares: Shares, job: TrainingJob, fusion: str, tab
         if group == "activation" and op.experts:
             group = "expert activation"
         moved = shares.region(op) * size
-        old = found.get(group)
-        forward = f * moved if old is None else old.forward + f * moved
-        backward = b * moved if old is None else old.backward + b * moved
-        found[group] = Elementwise(forward, backward, count + (old.kernels if old else 0))
+        if op.kind in ("dispatch", "combine"):  # sorted by expert after they have arrived, and back again before they leave
+            arrived = op.width * op.top_k * shares.expert_tokens * size
+            found["routing"] = _plus(found.get("routing"), f * moved + 2.0 * arrived, b * moved + 2.0 * arrived, count)
+            continue
+        found[group] = _plus(found.get(group), f * moved, b * moved, count)
     return found
+
+
+def _plus(old: Elementwise | None, forward: Column, backward: Column, kernels: int) -> Elementwise:
+    if old is None:
+        return Elementwise(forward, backward, kernels)
+    return Elementwise(old.forward + forward, old.backward + backward, old.kernels + kernels)
 
 
 def score_softmax(block: Block, shares: Shares, job: TrainingJob, kind: str, table: Constants) -> Elementwise | None:
