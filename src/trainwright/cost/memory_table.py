@@ -101,7 +101,7 @@ class MemoryTable:
         """A table from what an engine knows; parts, states and phases that are left out are zero, peak_bytes is the sum of the parts."""
 
         def filled(given: Mapping[str, IntColumn], names: Sequence[str]) -> dict[str, IntColumn]:
-            return {k: np.asarray(given[k], dtype=np.int64) if k in given else np.zeros(n, np.int64) for k in names}
+            return {k: np.broadcast_to(np.asarray(given.get(k, 0), dtype=np.int64), (n,)) for k in names}
 
         def column(given: IntColumn | None) -> IntColumn:
             return np.zeros(n, np.int64) if given is None else np.asarray(given, dtype=np.int64)
