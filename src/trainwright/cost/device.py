@@ -38,7 +38,7 @@ def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     """The engines' table with `framework`, `reserved_bytes`, `device_bytes`, host and disk filled in."""
     framework = framework_bytes(cluster.gpu, table)
     live = found.peak_bytes - found.breakdown["framework"]
-    unavoidable, cached = slack(found)
+    unavoidable, cached = slack(model, table, found)
     need = live + unavoidable
     free = cluster.gpu.capacity_bytes - framework
     reserved = up(np.where(need <= free, np.minimum(need + cached, free), need + cached), 2 * MIB)
@@ -87,7 +87,7 @@ def framework_bytes(gpu: GpuSpec, table: PlanTable) -> IntColumn:
     return np.rint(context_bytes(gpu) + COMMUNICATOR * communicators).astype(np.int64)
 
 
-def slack(found: MemoryTable) -> tuple[Column, Column]:
+def slack(model: ModelSpec, table: PlanTable, found: MemoryTable) -> tuple[Column, Column]:
     """Bytes that the allocator holds beside the live tensors at its own peak: (what it cannot give back, what it gives back when memory
     runs out).
 
@@ -99,6 +99,9 @@ def slack(found: MemoryTable) -> tuple[Column, Column]:
     live = (found.peak_bytes - b["framework"]).astype(np.float64)
     pooled = np.maximum(found.extra.get("pooled_bytes", live) - live, 0)
     moving = (b["activations"] + b["logits"] + b["communication_buffers"]).astype(np.float64)
+    if model.is_moe:  # sizes that change with the routing: all of it is holes, compiled or not
+        return FRAGMENTS * moving, pooled + CACHED
+    moving = moving * by_row(table, lambda s: not s.compile)  # a compiled block plans its own buffers
     return HOLES * moving, (FRAGMENTS - HOLES) * moving + pooled + CACHED
 
 

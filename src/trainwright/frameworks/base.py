@@ -34,6 +34,8 @@ class MemoryRules:
     * `selective`: what ``recompute = "selective"`` drops: the attention core, or the op list of torchtitan (every second product kept).
     * `fused_loss`: kernel (in place on the logits) or linear (projection and loss in chunks, no whole logits).
     * `accumulates_in_buffer`: weight gradients are added into one contiguous buffer that exists all the time.
+    * `compiled_loss_since`: year-month of the release from which ``compile`` takes in the loss as well ("" = never): no fp32 copies of
+    the logits.
     * `holds_outputs`: what a training loop around Hugging Face models does with the model's output, and with it the 16-bit logits, until
     backward
       is over: no = frees it; cached = loops differ, counted as a block that can be given back; live = keeps it.
@@ -47,6 +49,7 @@ class MemoryRules:
     fused_loss: str = "linear"  # kernel | linear
     accumulates_in_buffer: bool = False
     holds_outputs: str = "no"  # no | cached | live
+    compiled_loss_since: str = ""  # year-month from which ``compile`` includes the loss
     source: str = ""
 
 

@@ -11,7 +11,7 @@ FRAMEWORK = Framework(
     shardings=("none", "zero2", "zero3"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
-    memory=MemoryRules(engine="tape", parameter_dtype="master"),
+    memory=MemoryRules(engine="tape", parameter_dtype="master", compiled_loss_since="2025-01"),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
     time=TimeRules(
         dp_residual=0.183,

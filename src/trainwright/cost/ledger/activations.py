@@ -147,6 +147,8 @@ def loss_bytes(scope: Scope) -> LossBytes:
     if job.loss == "vocab-parallel" or kernel:
         return parallel
     whole = n * vocab
+    if compiles_loss(scope):  # one kernel reads the 16-bit logits, one writes their gradient
+        return LossBytes(c * whole, c * whole, 2 * c * whole, head_rows, nothing)
     if job.loss == "chunked":
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
     else:
@@ -158,6 +160,12 @@ def loss_bytes(scope: Scope) -> LossBytes:
         return alone
     megatron = (scope.tp > 1) | (scope.pp > 1)
     return LossBytes(*(np.where(megatron, getattr(parallel, f.name), getattr(alone, f.name)) for f in fields(LossBytes)))
+
+
+def compiles_loss(scope: Scope) -> bool:
+    since = scope.framework.memory.compiled_loss_since
+    date = scope.structure.framework_date
+    return scope.structure.compile and scope.job.loss == "plain" and bool(since) and (date is None or date >= since)
 
 
 def vocabulary(scope: Scope) -> Column:

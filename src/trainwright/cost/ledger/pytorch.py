@@ -61,8 +61,9 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
     root = rank.root.all_trained * flat
     root_gradient = item("whole gradients of the root", "gradients", c * root, f"{c} x root", SOURCE)
-    reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{g} x a layer", SOURCE, "reduce")
-    reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{g} x root", SOURCE, "reduce")
+    pool = "reduce" if fsdp1 else "work"  # FSDP1 casts on its post-backward stream, FSDP2 copies in on the current one
+    reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{g} x a layer", SOURCE, pool)
+    reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{g} x root", SOURCE, pool)
     several: Column = np.where(scope.accumulation > 1, 1.0, 0.0)
     put_off = several * flat * np.where((scope.pp > 1) & (not fsdp1) | scope.switch("no_sync", False), 1.0, 0.0)
     so_far = put_off * g * held.all_trained

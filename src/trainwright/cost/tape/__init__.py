@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
+from ...spec.optimizer import OPTIMIZERS
 from ...spec.plan import Structure
 from .blocks import KINDS
 from .engine import memory_rows
@@ -19,4 +20,7 @@ __all__ = ["can_express", "memory_rows"]
 def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
     """Whether the tape has a rule for everything that this structure does; the ledger takes the rest."""
     kinds = {op.kind for block in (model.embedding, model.head, *model.blocks.values()) for op in block}
-    return kinds <= KINDS and structure.offload == "none" and job.method != "qlora" and job.base_quantization is None
+    plain = structure.offload == "none" and not structure.compile and job.loss in ("plain", "vocab-parallel")
+    weights = job.method != "qlora" and job.base_quantization is None and not OPTIMIZERS[job.optimizer].pageable
+    frozen_in_fp32 = job.method == "lora" and job.master_weights == "fp32" and structure.framework == "ddp"
+    return kinds <= KINDS and plain and weights and not frozen_in_fp32
