@@ -33,7 +33,8 @@ class Sized:
         if part != 1 and isinstance(self.name, ActionTable):
             raise SpecError("a list of actions has its own microbatches", "microbatches", str(self.microbatches))
         scaled: dict[str, Any] = {
-            k: np.asarray(v, float) * part if k in ("forward", "backward", "weight", "recompute") else v for k, v in self.costs.items()
+            k: np.asarray(v, float) * part if k in ("forward", "backward", "weight", "recompute", "message_bytes") else v
+            for k, v in self.costs.items()
         }
         t = schedule(self.name, self.stages, m, self.virtual_stages, **scaled)
         if part == 1:
