@@ -26,13 +26,13 @@ SOURCE = "replay of torch 2.13's allocations"
 def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
     """`MemoryTable` of plans of one structure; bytes are exact whole numbers."""
     parts, where = [], []
-    for variant, rows in variants(structure, table):
+    for variant, rows in variants(model, structure, table):
         parts.append(_group(model, job, structure, variant, table.take(rows)))
         where.append(rows)
     return scatter(parts, where)
 
 
-def variants(structure: Structure, table: PlanTable) -> Iterator[tuple[Variant, NDArray[np.intp]]]:
+def variants(model: ModelSpec, structure: Structure, table: PlanTable) -> Iterator[tuple[Variant, NDArray[np.intp]]]:
     """Rows that replay alike."""
     flags = (
         table.tp > 1,
@@ -42,6 +42,7 @@ def variants(structure: Structure, table: PlanTable) -> Iterator[tuple[Variant, 
         table.dp > 1,
         table.ep > 1,
         table.micro_batch_size > 1,
+        -(-model.kv_heads // table.tp) == 1,
     )
     code = sum(f.astype(np.int64) << i for i, f in enumerate(flags))
     for value in np.unique(code):
@@ -118,7 +119,7 @@ class Detail:
 
     def _replayed(self, row: int) -> tuple[Step, list[int]]:
         table = self.table.take(np.array([row]))
-        variant, _ = next(variants(self.structure, table))
+        variant, _ = next(variants(self.model, self.structure, table))
         setup = Setup(self.model, self.job, self.structure, variant, Stage(self.model.layers))
         step = Step(setup, [self.model.blocks[name] for name in self.model.layers], named=True)
         step.replay()

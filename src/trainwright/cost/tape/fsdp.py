@@ -117,11 +117,12 @@ class Group:
     def _accumulate(self) -> None:
         """Without synchronization whole gradients are kept in the reduce type."""
         f = self.fsdp
-        if not f.reduce_cast and not self.accumulated:
-            self.accumulated = [p.grad.storage for p in self.params if p.grad is not None and p.grad.storage is not None]
+        if not f.reduce_cast:
+            return  # autograd adds to them in place
+        first = not self.accumulated
         for p in self.params:
-            if p.grad is not None and f.reduce_cast and len(self.accumulated) < sum(q.trained for q in self.params):
-                self.accumulated.append(Storage(f.tape, times(p.elements, f.reduce), PART["gradients"], "accumulated gradient"))
+            if p.grad is not None and first:
+                self.accumulated.append(Storage(f.tape, times(p.grad.elements, f.reduce), PART["gradients"], "accumulated gradient"))
             p.grad = None
 
     def _reduce(self, grads: list[Any]) -> None:

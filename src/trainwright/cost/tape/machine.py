@@ -70,6 +70,11 @@ class Tape:
         if self.by_name is not None:
             self._name(size, part, what, -1)
 
+    def touch(self, what: str) -> None:
+        """A moment of its own, whether or not something was allocated."""
+        self._rising, self._what = True, what
+        self.note()
+
     def note(self) -> None:
         if self._rising:
             self._rising = False

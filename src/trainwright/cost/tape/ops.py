@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .machine import Node, Parameter, Run, Tensor
+from .machine import Node, Parameter, Run, Storage, Tensor
 from .sizes import Size
 
 FP32 = 4
+
+
+class Expanded(Tensor):
+    """A view whose storage is smaller than its elements say; what saves it keeps the storage only, what copies it makes it whole."""
+
+    __slots__ = ()
+
+    def __init__(self, elements: Size, dtype: int, storage: Storage | None, node: Node | None, stored: Size) -> None:
+        super().__init__(elements, dtype, storage, node)
 
 
 def cast(r: Run, x: Tensor, dtype: int, part: str = "activations") -> Tensor:
@@ -189,26 +198,26 @@ def fused_norm(r: Run, x: Tensor, rows: Size, w: Tensor | None, b: Tensor | None
 
 def rotary(r: Run, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     """``x cos + rotate_half(x) sin`` as Hugging Face writes it: half is negated, concatenated, multiplied, added."""
-    dtype = x.dtype
+    cos, sin = cos_sin
+    dtype = max(x.dtype, cos.dtype)
     whole = x.elements
     half = tuple((s, c // 2) for s, c in whole)
-    cos, sin = cos_sin
     if not (r.recording and x.needs_grad):
-        return _rotate(r, x, half)
+        return _rotate(r, x, half, dtype)
     saved = [r.pack(cos), r.pack(sin)]
-    out = _rotate(r, x, half)
+    out = _rotate(r, x, half, dtype)
     out.node = _rotary_nodes(r, x, whole, half, dtype, saved)
     return out
 
 
-def _rotate(r: Run, x: Tensor, half: Size) -> Tensor:
-    straight = r.like(x, "rotary", x.dtype)
+def _rotate(r: Run, x: Tensor, half: Size, dtype: int) -> Tensor:
+    straight = r.like(x, "rotary", dtype)
     negative = r.new(half, x.dtype, "rotary")
     turned = r.like(x, "rotary")
     del negative
-    product = r.like(x, "rotary")
+    product = r.like(x, "rotary", dtype)
     del turned
-    out = r.like(x, "rotary")
+    out = r.like(x, "rotary", dtype)
     del product, straight
     return out
 
@@ -238,8 +247,8 @@ def _rotary_nodes(r: Run, x: Tensor, whole: Size, half: Size, dtype: int, saved:
     return r.node("rotary", [one, two], [], both)
 
 
-def repeat_heads(r: Run, x: Tensor, whole: Size) -> Tensor:
-    """Key or value heads repeated to the number of query heads."""
+def repeat_heads(r: Run, x: Tensor, whole: Size, view: bool = False) -> Tensor:
+    """Key or value heads repeated to the number of query heads; a single head is only seen several times (`view`)."""
     if x.elements == whole:
         return x
     elements, dtype = x.elements, x.dtype
@@ -247,7 +256,10 @@ def repeat_heads(r: Run, x: Tensor, whole: Size) -> Tensor:
     def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
         return [r.new(elements, dtype, "sum over groups")]
 
-    return r.op("repeat heads", [x], whole, dtype, back)
+    if not view:
+        return r.op("repeat heads", [x], whole, dtype, back)
+    node = r.node("repeat heads", [x.node], [], back) if r.recording and x.needs_grad else None
+    return Expanded(whole, dtype, x.storage, node, x.elements)
 
 
 def sdpa(r: Run, q: Tensor, k: Tensor, v: Tensor, out: Size, statistics: Size, kind: str, state: Size) -> Tensor:

@@ -23,6 +23,7 @@ class Variant(NamedTuple):
     data: bool = False  # more than one rank of data parallelism
     expert: bool = False  # ep > 1
     batched: bool = False  # more than one sequence a micro-batch
+    single_kv: bool = False  # one key-value head a rank: repeating it is a view
 
 
 @dataclass(frozen=True)

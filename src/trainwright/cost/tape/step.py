@@ -12,6 +12,7 @@ from .blocks import run_block
 from .checkpoint import checkpoint, selective_cache
 from .fsdp import Fsdp, Group
 from .machine import PART, Parameter, Run, Storage, Tape, Tensor
+from .optimizer import step_optimizer
 from .setup import Setup
 from .sizes import Size, Symbols, times
 
@@ -319,19 +320,20 @@ class Step:
         kind = self.setup.structure.attention
         out = s.split(op.heads * (op.v_head_dim or op.head_dim))
         repeats = op.heads != op.kv_heads
+        view = self.setup.variant.single_kv
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if repeats and kind != "flash":
+                k = ops.repeat_heads(r, k, s.split(op.heads * op.head_dim), view)
+                v = ops.repeat_heads(r, v, out, view)
             if self.setup.autocast:
                 q, k, v = (ops.cast(r, t, compute) for t in (q, k, v))
             if kind == "flash":
                 return ops.sdpa(r, q, k, v, out, s.split(op.heads), "flash", s.one(24))
-            if repeats:
-                k = ops.repeat_heads(r, k, s.split(op.heads * op.head_dim))
-                v = ops.repeat_heads(r, v, out)
             if kind == "efficient":
                 return ops.sdpa(r, q, k, v, out, s.padded_rows(op.heads), "efficient", s.one(16))
             many = self.setup.variant.batched  # one sequence: batch and heads merge without a copy
-            loose = (many, many and not repeats, many and not repeats)
+            loose = (many, many and (not repeats or view), many and (not repeats or view))
             return ops.eager_attention(r, q, k, v, out, s.scores(op.heads), loose)
 
         return core
@@ -367,6 +369,9 @@ class Step:
 
     def _optimizer(self) -> None:
         self.tape.at("optimizer", ENDS_BEFORE)
+        self.tape.touch("optimizer")
+        if not self.setup.job.optimizer_in_backward:
+            step_optimizer(self)
 
 
 def _local(s: Symbols) -> Callable[..., Size]:

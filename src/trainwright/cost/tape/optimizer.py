@@ -1,0 +1,74 @@
+"""What an optimizer holds for a moment while it steps.
+
+Sources: torch.optim (`_single_tensor_*`, `_multi_tensor_*`), checked against allocation traces: AdamW's for-loop makes a square root and a quotient for
+each tensor and keeps the quotient until the next one is there; foreach makes every square root at once; fused kernels make nothing. A DTensor gradient
+that is laid out unlike its parameter (a split embedding table, norms under sequence parallelism) is redistributed in front of each operation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .machine import PART, Parameter, Storage, Tensor
+from .sizes import Size, times
+
+if TYPE_CHECKING:
+    from .step import Step
+
+# copies of a tensor that one step holds at once, beside the gradient, in the stored type: (for-loop, foreach over all tensors)
+TEMPORARIES = {"adamw": 2, "adafactor": 1, "lion": 2, "muon": 3}
+
+
+def step_optimizer(step: Step) -> None:
+    """Replay the optimizer's allocations over all trained parameters in order."""
+    setup = step.setup
+    kernel = setup.job.optimizer_kernel
+    misplaced = [p for p in step.parameters() if p.trained and _misplaced(step, p)] if step.fsdp is None else []
+    if kernel == "for-loop" or setup.job.optimizer in ("adafactor", "muon"):
+        _one_by_one(step, {id(p) for p in misplaced})
+        return
+    held = [_placed(step, p) for p in misplaced]
+    if kernel == "foreach":
+        again = [_placed(step, p) for p in misplaced]
+        del again, held
+        if setup.job.optimizer in ("adamw", "lion"):
+            roots = [_temporary(step, p) for p in step.parameters() if p.trained]
+            del roots
+
+
+def _one_by_one(step: Step, misplaced: set[int]) -> None:
+    copies = TEMPORARIES.get(step.setup.job.optimizer, 0)
+    last: Storage | None = None
+    for p in step.parameters():
+        if not p.trained:
+            continue
+        step.tape.at("optimizer", p.layer)
+        if id(p) in misplaced:
+            pair = [_placed(step, p), _placed(step, p)]
+            del pair
+        made = [_temporary(step, p) for _ in range(copies)]
+        last = made[-1] if made else None
+        del made
+    del last
+
+
+def _temporary(step: Step, p: Parameter) -> Storage:
+    return Storage(step.tape, times(_owned(step, p), 4 if step.setup.masters else step.setup.stored), PART["optimizer"], "optimizer temporary")
+
+
+def _owned(step: Step, p: Parameter) -> Size:
+    return step.symbols.shard([p.weight]) if step.setup.sharded else p.elements
+
+
+def _misplaced(step: Step, p: Parameter) -> bool:
+    s = step.symbols
+    if not s.tensor_parallel:
+        return False
+    table = step.setup.model.embedding.ops
+    split_table = any(p.weight is w for op in table for w in op.weights) and s.splits(p.weight) is not None
+    return split_table or (s.sequence_parallel and len(p.weight.shape) == 1 and s.splits(p.weight) is None)
+
+
+def _placed(step: Step, p: Parameter) -> Tensor:
+    """A gradient in its parameter's layout: a part copied out, or partial sums all-reduced."""
+    return step.run.new(p.elements, step.setup.stored, "gradient laid out", "gradients")
