@@ -40,11 +40,14 @@ def one_device(config: TinyConfig, batch: int, length: int, steps: int, padded: 
 
 
 def check(config: TinyConfig, layout: Layout, batch: int = 9, length: int = 7, steps: int = STEPS, padded: bool = False) -> Comparison:
-    """Trains under `layout`: loss, gradients and weights are one device's, copies agree to the bit, every rank's bytes and memory are the formulas'."""
+    """Trains under `layout`: loss, gradients and weights are one device's, copies agree, every rank's bytes and memory are the formulas'.
+
+    Copies agree to the bit, but for tensor-parallel ranks whose buckets differ in size (their rings add in another order).
+    """
     single = None if config.capacity_factor else one_device(config, batch, length, steps, padded)
     found = compare(config, layout, batch=batch, length=length, steps=steps, padded=padded, single=single)
     assert found.difference.relative < TOLERANCE, found.difference
-    assert found.distributed.replica_spread == 0
+    assert found.distributed.replica_spread <= (1e-15 if layout.tp > 1 else 0)
     if not (layout.offload == "activations" and config.experts):
         check_bytes(found, batch, length)
     return found

@@ -128,6 +128,7 @@ def test_any_layout_is_one_device(data):
         recompute_every=draw(st.integers(1, 2)),
         flash=draw(st.booleans()),
         cp_balance=draw(st.booleans()),
+        cp_kind=draw(st.sampled_from(["ring", "allgather", "ulysses"])),
         reshard_after_forward=draw(st.booleans()),
         bucket_bytes=draw(st.sampled_from([0, 1000, 10**6])),
     )
@@ -138,3 +139,47 @@ def test_any_layout_is_one_device(data):
         check(MODELS[model], layout, batch=batch, length=length, steps=2)
     except SpecError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_more_tensor_ranks_than_key_value_heads(ranks, sequence_parallel):
+    """Neighbors hold copies of one key-value head, each with part of its queries; the copies' gradients are added."""
+    config = replace(DENSE, heads=8, kv_heads=2, bias=True)
+    found = check(config, Layout(tp=ranks, sequence_parallel=sequence_parallel, dp_shard=2, zero=3, cp=2), length=9, steps=3)
+    assert bool(found.distributed.traffic.bytes_by_rank("tp copies")) == (ranks > 2)
+
+
+def test_heads_that_cannot_be_spread_name_the_nearest_ranks():
+    config = replace(DENSE, heads=8, kv_heads=2)
+    with pytest.raises(SpecError, match=r"8 heads with 2 key-value heads cannot be spread over 3 .*\(nearest: 1, 2, 4\)"):
+        check(config, Layout(tp=3))
+
+
+@pytest.mark.parametrize("kind", ["allgather", "ulysses"])
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+def test_other_context_parallelism(kind, ranks):
+    check(DENSE, Layout(cp=ranks, cp_kind=kind), length=17, steps=3)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "ulysses"])
+@pytest.mark.parametrize("model", MODELS)
+def test_other_context_parallelism_with_the_rest(kind, model):
+    layout = Layout(
+        cp=2,
+        cp_kind=kind,
+        tp=2,
+        sequence_parallel=True,
+        pp=2,
+        dp_shard=2,
+        zero=3,
+        microbatches=2,
+        recompute="full",
+        ep=2 if MODELS[model].experts else 1,
+    )
+    check(MODELS[model], layout, steps=2)
+
+
+def test_ulysses_needs_heads():
+    with pytest.raises(SpecError, match="2 key-value heads of a tensor-parallel rank over 3"):
+        check(DENSE, Layout(tp=4, cp=3, cp_kind="ulysses"))

@@ -30,7 +30,9 @@ def show(report: Report, json_: bool) -> None:
     screen = console()
     screen.print(report.title, style="bold", markup=False)
     for table in report.tables:
-        print_rows(table.rows, "table", title=table.title)
+        if table.title:
+            screen.print(f"\n{table.title}", style="italic", markup=False)
+        print_rows(table.rows, "table")
     for line in report.notes:
         screen.print(f"- {line}", markup=False)
     for line in report.corrections:

@@ -66,6 +66,7 @@ class Bucket:
     replicate_group: Group
     twins: Group
     partial: list[str]
+    copied: list[str]
     owned: Array
     full: Array | None = None
     gradient: Array | None = None  # of the whole bucket, not yet reduced
@@ -122,6 +123,7 @@ class Store:
         self.layout, self.ledger, self.optimizer, self.rank = layout, ledger, optimizer, rank
         self.head_unit = config.head_unit
         self.tp = rank.group(layout.group("tp", at))
+        self.tp_copies = rank.group(layout.tp_copies(at, min(config.kv_heads, layout.tp)))
         self.buckets: list[Bucket] = []
         used = [p for p in params if p.unit in units or (config.tied and p.name == "embedding" and config.head_unit in units)]
         local = {p.name: cut(p) for p in used}
@@ -154,6 +156,7 @@ class Store:
             self.rank.group(replicas),
             self.rank.group([layout.rank(at._replace(pp=p)) for p in pipeline]),
             [p.name for p in members if p.tp_partial in wanted and layout.tp > 1],
+            [p.name for p in members if p.copied(layout.tp)],
             flat,
         )
         lo, hi = bucket.chunks[sharded.me]
@@ -257,11 +260,12 @@ class Store:
         gradient = bucket.gradient
         if gradient is None:
             return
-        if bucket.partial:
-            views = [bucket.view(gradient, n) for n in bucket.partial]
-            summed = self.tp.all_reduce(np.concatenate([v.reshape(-1) for v in views]), "tp partial")
-            for view in views:
-                view[...], summed = summed[: view.size].reshape(view.shape), summed[view.size :]
+        for names, group, tag in ((bucket.partial, self.tp, "tp partial"), (bucket.copied, self.tp_copies, "tp copies")):
+            views = [bucket.view(gradient, n) for n in names]
+            if views:
+                summed = group.all_reduce(np.concatenate([v.reshape(-1) for v in views]), tag)
+                for view in views:
+                    view[...], summed = summed[: view.size].reshape(view.shape), summed[view.size :]
         if self.layout.zero:
             part = bucket.shard_group.reduce_scatter([gradient[lo:hi] for lo, hi in bucket.chunks], "gradients")
         else:

@@ -97,8 +97,10 @@ def ungrouped(x: Array, queries: int) -> Array:
 def scores(q: Array, k: Array, q_positions: Array, k_positions: Array) -> Array:
     """Scaled causal scores; -inf where a key comes after the query."""
     found = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
-    allowed = np.tile(q_positions[:, None] >= k_positions[None, :], (q.shape[2] // len(q_positions), 1))
-    return np.where(allowed, found, -np.inf)
+    if q_positions.min(initial=0) < k_positions.max(initial=0):
+        later = np.tile(q_positions[:, None] < k_positions[None, :], (q.shape[2] // len(q_positions), 1))
+        np.copyto(found, -np.inf, where=later)
+    return found
 
 
 def merge(running: tuple[Array, Array, Array], s: Array, v: Array) -> tuple[Array, Array, Array]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import SpecError, unknown
-from .model import TinyConfig
+from .model import TinyConfig, local_heads
 
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "parameters", "activations")
+CP_KINDS = ("ring", "allgather", "ulysses")
 AVERAGES = ("tokens", "ranks", "microbatches")
 
 
@@ -52,6 +53,7 @@ class Layout:
     offload: str = "none"
     flash: bool = True
     cp_balance: bool = True
+    cp_kind: str = "ring"
     average: str = "tokens"
     bucket_bytes: int = 0
     reduce_every_microbatch: bool = False
@@ -116,6 +118,10 @@ class Layout:
             raise unknown("group", axis, [*data, "tp", "cp", "pp"])
         return tuple(self._at_data(at, i) for i in data[axis])
 
+    def tp_copies(self, at: Coordinate, pieces: int) -> tuple[int, ...]:
+        """The tensor-parallel ranks that hold the same one of `pieces` pieces (more ranks than pieces) as `at`."""
+        return tuple(self.rank(at._replace(tp=t)) for t in range(self.tp) if t * pieces // self.tp == at.tp * pieces // self.tp)
+
     def check(self, config: TinyConfig, batch: int, length: int) -> Layout:
         """This layout, or `SpecError` with the reason and the nearest legal value."""
         for name in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "microbatches", "recompute_every"):
@@ -124,7 +130,7 @@ class Layout:
                 raise SpecError(f"{value!r} is not a whole number of at least 1", name, "1")
         if self.zero not in (0, 1, 2, 3):
             raise SpecError(f"ZeRO stage {self.zero!r} does not exist", "zero", [0, 1, 2, 3])
-        for name, legal in (("recompute", RECOMPUTE), ("offload", OFFLOAD), ("average", AVERAGES)):
+        for name, legal in (("recompute", RECOMPUTE), ("offload", OFFLOAD), ("average", AVERAGES), ("cp_kind", CP_KINDS)):
             if getattr(self, name) not in legal:
                 raise unknown(name, getattr(self, name), legal, name)
         self._check_tensor(config)
@@ -132,16 +138,14 @@ class Layout:
         return self
 
     def _check_tensor(self, config: TinyConfig) -> None:
-        if self.tp > config.kv_heads:
-            legal = list(range(1, config.kv_heads + 1))[-3:]
-            raise SpecError(f"{config.kv_heads} key-value heads cannot be spread over {self.tp} tensor-parallel ranks", "tp", legal)
+        if self.tp > config.kv_heads and (self.tp % config.kv_heads or config.heads % self.tp):
+            legal = [t for t in range(1, config.heads + 1) if t <= config.kv_heads or (t % config.kv_heads == 0 and config.heads % t == 0)]
+            near = sorted(legal, key=lambda t: (abs(t - self.tp), t))[:3]
+            heads = f"{config.heads} heads with {config.kv_heads} key-value heads"
+            raise SpecError(f"{heads} cannot be spread over {self.tp} tensor-parallel ranks", "tp", sorted(near))
         if self.tp > min(config.ffn, config.vocab):
             raise SpecError(
                 f"{self.tp} ranks are more than the feed-forward width or the vocabulary", "tp", [min(config.ffn, config.vocab)]
-            )
-        if self.sequence_parallel and self.tp == 1:
-            raise SpecError(
-                "sequence parallelism splits what tensor parallelism leaves whole; it needs tp of at least 2", "sequence_parallel", "tp = 2"
             )
 
     def _check_data(self, config: TinyConfig, batch: int, length: int) -> None:
@@ -156,6 +160,9 @@ class Layout:
             raise SpecError(f"{length} tokens are fewer than the 2 x {self.cp} pieces of context parallelism", "length", [2 * self.cp])
         if config.positions == "learned" and length > config.max_length:
             raise SpecError(f"{length} tokens are more than the {config.max_length} learned positions", "length", [config.max_length])
+        least = min(local_heads(config, self.tp, t)[1] for t in range(self.tp))
+        if self.cp_kind == "ulysses" and self.cp > least:
+            raise SpecError(f"ulysses spreads {least} key-value heads of a tensor-parallel rank over {self.cp} ranks", "cp", [least])
         if self.ep > 1 and not config.experts:
             raise SpecError("expert parallelism needs a model with experts", "ep", "1")
         inner = self.dp_shard * self.cp if self.zero else self.data_ranks

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import SpecError
-from .collectives import Array, bounds
+from .collectives import Array, bounds, split_sizes
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class TinyConfig:
 class Parameter:
     """One weight. `split` says {axis: (dim, unit)}: the axis cuts that dim into whole units (a head's columns stay together).
 
+    Where there are more ranks than units, `finer` is the unit instead (queries that share a key-value head part), or, without one, neighboring
+    ranks hold copies of one unit (the key-value head itself).
+
     `tp_partial`: whether each tensor-parallel rank computes only its part of this (uncut) weight's gradient: ``never``, ``sequence`` (under sequence
     parallelism, where each rank sees other tokens) or ``always`` (inside a tensor-parallel region, as a router is).
     """
@@ -75,6 +78,7 @@ class Parameter:
     unit: int
     split: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tp_partial: str = "never"
+    finer: int = 0
 
     @property
     def expert(self) -> bool:
@@ -84,9 +88,17 @@ class Parameter:
         """This rank's part of the full weight as slices: `sizes` of the axes and `at` which position."""
         slices = [slice(None)] * len(self.shape)
         for axis, (dim, unit) in self.split.items():
-            lo, hi = bounds(self.shape[dim] // unit, sizes[axis])[at[axis]]
+            if sizes[axis] > self.shape[dim] // unit and self.finer:
+                unit = self.finer
+            units = self.shape[dim] // unit
+            pieces = min(units, sizes[axis])
+            lo, hi = bounds(units, pieces)[at[axis] * pieces // sizes[axis]]
             slices[dim] = slice(lo * unit, hi * unit)
         return tuple(slices)
+
+    def copied(self, ranks: int) -> bool:
+        """Whether `ranks` tensor-parallel ranks are more than there are pieces, so that neighbors hold the same one."""
+        return "tp" in self.split and not self.finer and self.shape[self.split["tp"][0]] // self.split["tp"][1] < ranks
 
 
 def parameters(config: TinyConfig) -> list[Parameter]:
@@ -115,12 +127,12 @@ def _block(config: TinyConfig, i: int) -> list[Parameter]:
     group = config.heads // config.kv_heads * d
     at = f"{i}."
     found = [*_norm(config, at + "attention_norm", i)]
-    found.append(Parameter(at + "q", (h, config.heads * d), i, {"tp": (1, group)}))
+    found.append(Parameter(at + "q", (h, config.heads * d), i, {"tp": (1, group)}, finer=d))
     found += [Parameter(at + n, (h, config.kv_heads * d), i, {"tp": (1, d)}) for n in ("k", "v")]
-    found.append(Parameter(at + "o", (config.heads * d, h), i, {"tp": (0, group)}))
+    found.append(Parameter(at + "o", (config.heads * d, h), i, {"tp": (0, group)}, finer=d))
     if config.bias:  # no key bias: softmax cancels it, its gradient is zero
         found += [
-            Parameter(at + "q.bias", (config.heads * d,), i, {"tp": (0, group)}),
+            Parameter(at + "q.bias", (config.heads * d,), i, {"tp": (0, group)}, finer=d),
             Parameter(at + "v.bias", (config.kv_heads * d,), i, {"tp": (0, d)}),
             Parameter(at + "o.bias", (h,), i, tp_partial="sequence"),
         ]
@@ -137,9 +149,24 @@ def _block(config: TinyConfig, i: int) -> list[Parameter]:
     return found
 
 
+def local_heads(config: TinyConfig, tp: int, tp_rank: int) -> tuple[int, int]:
+    """(query heads, key-value heads) of a tensor-parallel rank: whole groups, or part of the queries of one key-value head."""
+    if tp > config.kv_heads:
+        return config.heads // tp, 1
+    kv_heads = split_sizes(config.kv_heads, tp)[tp_rank]
+    return kv_heads * config.heads // config.kv_heads, kv_heads
+
+
+def generator(*seed: int) -> np.random.Generator:
+    """A random generator; `SpecError` where the seed is not one."""
+    if any(not isinstance(s, int) or s < 0 for s in seed):
+        raise SpecError(f"{seed[0]!r} is not a whole number of at least 0", "seed", "0")
+    return np.random.default_rng(seed)
+
+
 def initial(config: TinyConfig, seed: int = 0, dtype: Any = np.float64) -> dict[str, Array]:
     """Random weights: normal with standard deviation 1/sqrt(fan in), norms near 1, biases small; the same for the same seed."""
-    random = np.random.default_rng(seed)
+    random = generator(seed)
     weights: dict[str, Array] = {}
     for p in parameters(config):
         value = random.standard_normal(p.shape)
@@ -171,7 +198,7 @@ def random_batch(config: TinyConfig, batch: int = 8, length: int = 16, seed: int
     """Random tokens; with `padded` each sequence is followed by padding from a different place, so token counts are unequal."""
     if batch < 1 or length < 1:
         raise SpecError(f"a batch of {batch} sequences of {length} tokens is empty", "batch", "1")
-    random = np.random.default_rng([seed, 1])
+    random = generator(seed, 1)
     text = random.integers(0, config.vocab, (batch, length + 1))
     targets = text[:, 1:].copy()
     if padded:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import blocks, layers
 from .collectives import split_sizes
 from .layout import Layout
-from .model import TinyConfig
+from .model import TinyConfig, local_heads
 
 if TYPE_CHECKING:
     from .run import Micro, Run
@@ -31,8 +31,8 @@ def saved_elements(config: TinyConfig, layout: Layout, tokens: int, length: int,
     share = split_sizes(tokens, layout.tp)[tp_rank] if layout.sequence_parallel else tokens
     if dropped:
         return share * config.hidden
-    kv_heads, ffn = split_sizes(config.kv_heads, layout.tp)[tp_rank], split_sizes(config.ffn, layout.tp)[tp_rank]
-    heads = kv_heads * config.heads // config.kv_heads
+    heads, kv_heads = local_heads(config, layout.tp, tp_rank)
+    ffn = split_sizes(config.ffn, layout.tp)[tp_rank]
     split = 2 * (heads + kv_heads) * config.head_dim + heads + (3 if config.gated else 2) * ffn
     if not layout.flash and layout.recompute != "selective":
         split += heads * length

@@ -1,7 +1,8 @@
 """The bytes that every rank must send, from formulas: sizes and counts of the collectives of each strategy, without running anything.
 
 `expected` gives {(purpose, collective): bytes} of one rank; the counters of a run must be equal, to the byte. Purposes: ``tp`` (activations), ``tp loss``,
-``tp partial`` (gradients of weights that all tensor-parallel ranks hold), ``cp``, ``ep``, ``ep counts``, ``pp``, ``weights``, ``gradients``, ``replicas``,
+``tp partial`` and ``tp copies``
+(gradients of weights that all or some tensor-parallel ranks hold), ``cp``, ``ep``, ``ep counts``, ``pp``, ``weights``, ``gradients``, ``replicas``,
 ``twins`` (the same weight on several stages), ``loss``, ``host``.
 """
 
@@ -19,7 +20,7 @@ from .data import sequences_of
 from .expert import Routing
 from .fsdp import Optimizer, pack
 from .layout import Coordinate, Layout
-from .model import Parameter, TinyConfig, parameters
+from .model import Parameter, TinyConfig, local_heads, parameters
 from .pipeline import Plan, plan
 from .recompute import saved_elements, saved_elements_of_head, segments
 
@@ -87,15 +88,32 @@ def _tensor(r: _Rank) -> None:
 
 
 def _context(r: _Rank) -> None:
-    """Keys and values: all blocks but one forward; backward the same and every block's gradient."""
-    layout, config = r.layout, r.config
-    heads = split_sizes(config.kv_heads, layout.tp)[r.at.tp]
+    """Ring: all blocks of keys and values but one forward; backward the same and every block's gradient.
+
+    allgather: gathered forward and again backward, gradients reduce-scattered. ulysses: q, k, v to heads and the result to tokens, and the same back.
+    """
+    layout, config, n, me = r.layout, r.config, r.layout.cp, r.at.cp
+    queries, heads = local_heads(config, layout.tp, r.at.tp)
+    if n == 1:
+        return
+    mine = split_sizes(heads, n)[me]
     for unit in filter(r.inner, r.units):
+        again = r.again(unit)
         for m in r.here(unit):
-            blocks = [2 * r.sequences[m] * n * heads * config.head_dim * r.itemsize for n in r.lengths]
-            once = sum(blocks) - blocks[(r.at.cp + 1) % layout.cp]
-            if layout.cp > 1:
-                r.sent["cp", "send_recv"] += once * (2 + r.again(unit)) + sum(blocks)
+            width = r.sequences[m] * config.head_dim
+            blocks = [2 * width * length * heads for length in r.lengths]
+            if layout.cp_kind == "ring":
+                once = sum(blocks) - blocks[(me + 1) % n]
+                r.sent["cp", "send_recv"] += (once * (2 + again) + sum(blocks)) * r.itemsize
+            elif layout.cp_kind == "allgather":
+                r.ring("cp", "all_gather", blocks, me, 2 + again)
+                r.ring("cp", "reduce_scatter", blocks, me)
+            else:
+                group = queries // heads
+                to_heads, to_tokens = width * r.lengths[me] * (heads - mine), width * (sum(r.lengths) - r.lengths[me]) * mine
+                forward = to_heads * (group + 2) + to_tokens * group
+                backward = to_heads * group + to_tokens * (group + 2)
+                r.sent["cp", "all_to_all"] += (forward * (1 + again) + backward) * r.itemsize
 
 
 def _expert(r: _Rank, routes: Routes, step: int) -> None:
@@ -161,6 +179,8 @@ def _states(r: _Rank) -> None:
         wanted = ("always", "sequence") if layout.sequence_parallel else ("always",)
         partial = sum(sizes[p.name] for p in members if p.tp_partial in wanted)
         r.all_reduce("tp partial", partial, layout.group("tp", at), reduces)
+        copied = sum(sizes[p.name] for p in members if p.copied(layout.tp))
+        r.all_reduce("tp copies", copied, layout.tp_copies(at, min(config.kv_heads, layout.tp)), reduces)
         r.ring("weights", "all_gather", chunks, me, gathers)
         r.ring("gradients", "reduce_scatter", chunks, me, reduces)
         r.all_reduce("replicas" if layout.zero else "gradients", chunks[me], replicas, 1 if layout.zero else reduces)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..collectives import Array, bounds, expected_bytes, expected_steps
+from ..model import generator
 from ..report import Report, Table
 from ..world import Group, Rank, World
 from . import Study
@@ -64,7 +65,7 @@ def collectives(
     """All-reduce by ring and tree, all-gather, reduce-scatter, all-to-all, broadcast, send and receive: real arrays, step by step, counted."""
     limited(ranks, 64, "ranks")
     limited(elements, 10**6, "elements")
-    random = np.random.default_rng(seed)
+    random = generator(seed)
     messages = [random.standard_normal(elements) for _ in range(ranks)]
     rows: list[dict[str, Any]] = []
     for kind, algorithm in CASES:

@@ -20,6 +20,9 @@ Layers = Annotated[int, "Transformer blocks."]
 Micro = Annotated[int, "Microbatches of a step on each data-parallel rank."]
 ScheduleName = Annotated[str, "Pipeline schedule."]
 
+MOST_PARAMETERS = 2_000_000
+MOST_TOKENS = 2**16
+
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "gpt": {"gated": False, "norm": "layer", "positions": "learned", "bias": True, "tied": True, "kv_heads": 8, "heads": 8, "head_dim": 4},
@@ -32,7 +35,10 @@ def model(name: str, **changes: Any) -> TinyConfig:
     if name not in MODELS:
         raise unknown("model", name, MODELS, "model")
     base = {"layers": 4, "hidden": 32, "heads": 16, "kv_heads": 8, "head_dim": 4, "ffn": 48, "vocab": 67, "max_length": 4096}
-    return TinyConfig(**{**base, **MODELS[name], **changes})
+    config = TinyConfig(**{**base, **MODELS[name], **changes})
+    if config.parameter_count > MOST_PARAMETERS:
+        raise SpecError(f"{config.parameter_count:,} parameters are more than a simulation takes ({MOST_PARAMETERS:,})", "model")
+    return config
 
 
 def limited(value: int, most: int, where: str, least: int = 1) -> int:
@@ -49,9 +55,11 @@ def check_sizes(world: int, batch: int, length: int, steps: int) -> None:
     limited(batch, 4096, "batch")
     limited(length, 4096, "length")
     limited(steps, 1000, "steps")
-    if batch * length * steps > 2**20:
+    if batch * length * steps > MOST_TOKENS:
         raise SpecError(
-            f"{batch} x {length} tokens x {steps} steps are more than a simulation takes", "steps", [max(1, 2**20 // (batch * length))]
+            f"{batch} x {length} tokens x {steps} steps are more than a simulation takes",
+            "steps",
+            [max(1, MOST_TOKENS // (batch * length))],
         )
 
 
@@ -104,6 +112,7 @@ PURPOSES = {
     "tp": "activations, tensor parallel",
     "tp loss": "vocabulary-parallel loss",
     "tp partial": "gradients of what all tensor ranks hold",
+    "tp copies": "gradients of shared key-value heads",
     "cp": "keys and values",
     "ep": "tokens to experts",
     "ep counts": "rows per expert",

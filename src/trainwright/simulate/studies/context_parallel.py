@@ -18,12 +18,16 @@ def context_parallel(
     length: Length = 24,
     steps: Steps = 5,
     balanced: Annotated[bool, "Rank c has pieces c and 2n-1-c of 2n (else contiguous pieces)."] = True,
+    kind: Annotated[str, "ring, allgather or ulysses."] = "ring",
     model_name: Model = "dense",
     seed: Seed = 0,
 ) -> Report:
-    """One sequence over N ranks: keys and values go round the ring, an online softmax joins the blocks."""
+    """One sequence over N ranks: keys and values go round the ring, an online softmax joins the blocks.
+
+    Or every rank gathers them all (allgather), or all-to-alls turn tokens into heads (ulysses).
+    """
     check_sizes(ranks, batch, length, steps)
-    c = compare(model(model_name), Layout(cp=ranks, cp_balance=balanced), batch=batch, length=length, steps=steps, seed=seed)
+    c = compare(model(model_name), Layout(cp=ranks, cp_balance=balanced, cp_kind=kind), batch=batch, length=length, steps=steps, seed=seed)
     table, equal = bytes_table(c)
     work, times = [], {}
     for name, flag in (("zigzag", True), ("contiguous", False)):
@@ -40,7 +44,11 @@ def context_parallel(
         [
             f"{total} causal pairs; {ranks} ranks need at least {total / ranks:.0f} each. "
             f"The zigzag takes {times['zigzag']}, contiguous pieces {times['contiguous']}.",
-            "Keys and values travel n-1 times forward and backward, their gradients n times, so that they end where they began.",
+            {
+                "ring": "Keys and values travel n-1 times forward and backward, their gradients n times, so that they end where they began.",
+                "allgather": "Keys and values are gathered forward and again backward, their gradients reduce-scattered.",
+                "ulysses": "Four all-to-alls forward and four backward, whose bytes fall as 1/n; no more ranks than key-value heads.",
+            }[kind],
         ],
     )
 

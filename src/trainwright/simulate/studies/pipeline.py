@@ -35,17 +35,17 @@ def _peaks(c: Comparison) -> list[int]:
 
 
 def _row(name: str, c: Comparison, virtual: int | None) -> dict[str, Any]:
-    timed = replay(name, c.layout.pp, c.layout.microbatches, virtual)
+    timed = replay(name, c.layout.pp, c.layout.microbatches, virtual, forward=1, backward=1, weight=1)
     splits = plan(c.config, c.layout).splits_backward
     return {
         "schedule": name,
         "stages": len(plan(c.config, c.layout).units),
         "backward": "I + W" if splits else "B",
         "relative error": c.difference.relative,
-        "bubble, idle/total": timed.bubble_total,
-        "peak activations, most of a rank (bytes)": max(_peaks(c)),
-        "messages a step": sum(n.messages for k, n in c.distributed.traffic.counts.items() if k.tag == "pp") // len(c.batches),
-        "copies of the weights": SCHEDULES[name].weight_copies,
+        "bubble idle/total": timed.bubble_total,
+        "peak activations (bytes)": max(_peaks(c)),
+        "messages": sum(n.messages for k, n in c.distributed.traffic.counts.items() if k.tag == "pp") // len(c.batches),
+        "weight copies": SCHEDULES[name].weight_copies,
     }
 
 
@@ -63,8 +63,10 @@ def _every(ranks: int, microbatches: int, config: Any, options: dict[str, Any]) 
         f"Every pipeline schedule on {ranks} ranks with {microbatches} microbatches",
         [Table("Executed on the same weights and tokens", rows)],
         {"largest_relative_error": worst, "executed": len(rows), "refused": refused},
-        [f"Bubbles at forward 1, backward 2 from the replay of the same lists. Not possible here: {r}" for r in refused[:1]]
-        + [f"Not possible here: {r}" for r in refused[1:]],
+        [
+            "Bubbles from the replay of the same lists, forward, input gradient and weight gradient 1 each; memory, messages and errors are counted here.",
+            *[f"Not possible here: {reason}" for reason in refused],
+        ],
     )
 
 
