@@ -128,8 +128,11 @@ CORRECTIONS = {  # part: what its corrections must say
 
 @pytest.fixture(scope="module")
 def shown():
-    found = {name: perform() for name, perform in demonstrations.DEMONSTRATIONS.items() if name != "tensor parallel"}
-    return {**found, "tensor parallel": demonstrations.tensor_parallelism(width=256)}
+    smaller = {
+        "tensor parallel": lambda: demonstrations.tensor_parallelism(width=256),
+        "precision": lambda: demonstrations.precision(steps=12),
+    }
+    return {name: perform() for name, perform in {**demonstrations.DEMONSTRATIONS, **smaller}.items()}
 
 
 @pytest.mark.parametrize("part", CORRECTIONS)

@@ -251,8 +251,8 @@ def _gigabytes(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def precision() -> Report:
-    """Demonstration 5: FP32 against mixed precision."""
+def precision(steps: int = 300) -> Report:
+    """Demonstration 5: FP32 against mixed precision; `steps` of training with real rounding."""
     rows = []
     for billions in (7, 13, 70, 405):
         found = mixed_precision_comparison(billions)
@@ -264,7 +264,7 @@ def precision() -> Report:
                 "with masters saves": 1 - found["fp16_with_master_gb"] / found["fp32_total_gb"],
             }
         )
-    short = simulate.mixed_precision(steps=300)
+    short = simulate.mixed_precision(steps=steps)
     runs = [
         {k: r[k] for k in ("run", "first loss", "last loss", "gradient values rounded to 0", "weights unmoved by a step")}
         for r in short.figures["runs"].values()
@@ -274,7 +274,7 @@ def precision() -> Report:
         [
             Table("", rows),
             Table("Table 4: 7B", _gigabytes("precision_7b")),
-            Table("A small transformer, 300 steps with real rounding", runs),
+            Table(f"A small transformer, {steps} steps with real rounding", runs),
         ],
         {"rows": rows, "runs": short.figures["runs"]},
         ["FP16 has 5 exponent and 10 mantissa bits and needs a loss scale; BF16 has 8 and 7 and needs none."],
