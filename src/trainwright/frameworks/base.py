@@ -49,6 +49,7 @@ class MemoryRules:
     fused_loss: str = "linear"  # kernel | linear
     accumulates_in_buffer: bool = False
     holds_outputs: str = "no"  # no | cached | live
+    kernel_loss_families: tuple[str, ...] = ()  # families whose plain loss is a kernel on 16-bit logits in the code that trains them
     compiled_loss_since: str = ""  # year-month from which ``compile`` includes the loss
     source: str = ""
 

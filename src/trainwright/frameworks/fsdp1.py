@@ -16,6 +16,7 @@ FRAMEWORK = Framework(
     memory=MemoryRules(
         parameter_dtype="master",
         holds_outputs="cached",
+        kernel_loss_families=("gpt2", "mpt"),  # llm-foundry's MPT: loss_fn fused_crossentropy (flash-attention's kernel) is its default
         source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
     ),
     time=TimeRules(

@@ -55,20 +55,25 @@ def _masters(scope: Scope, elements: Column, source: str) -> tuple[Item, ...]:
 
 
 def megatron(scope: Scope, rank: Rank) -> Accounts:
-    """Parameters and the contiguous gradient buffer whole; fp32 masters and states over dp x cp (``--use-distributed-optimizer``)."""
+    """Parameters and the contiguous gradient buffer whole; fp32 masters and states over dp x cp (``--use-distributed-optimizer``).
+
+    In fp8 NVIDIA's recipes keep the fp8 forms of a weight (row- and column-wise) as the weight itself, ``fp8_param_gather``: together
+    they weigh what
+    16 bits do. Option ``fp8_param_gather = false`` adds them to 16-bit weights.
+    """
     source = "megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py"
     held, c = rank.held, scope.dtype_bytes
     share = sharded(scope, rank)
     products = held.products if scope.job.precision in ("fp8", "fp4") and scope.job.method == "full" else 0.0 * held.products
     plain = held.all_trained + held.frozen
     copies = scope.fp8_copies
-    if scope.structure.fp8_params:
-        parameters = item(
-            "weights, products in fp8", "parameters", c * (plain - products) + copies * products, "2 x others + 1 or 2 x products", source
-        )
+    kept_in_16_bits = not scope.structure.fp8_params and scope.options.get("fp8_param_gather") is False
+    if scope.structure.fp8_params or kept_in_16_bits or copies == 0:
+        size = c * (plain - products * scope.structure.fp8_params) + copies * products
+        formula = "2 x parameters (16 bits) + fp8 forms of products" if copies else f"{c} x parameters of the rank"
     else:
-        size = c * plain + copies * products
-        parameters = item("weights", "parameters", size, "2 x parameters of the rank (+ cached fp8 copies of products)", source)
+        size, formula = c * plain, f"{c} x parameters of the rank (products: two fp8 forms instead of 16 bits, fp8_param_gather)"
+    parameters = item("weights", "parameters", size, formula, source)
     quantized = quantized_items(scope, held.quantized)
     main = scope.options_bytes("main_grads_dtype", scope.gradient_bytes)
     gradient = item("gradient buffer", "gradients", main * held.all_trained, f"{main} x trained parameters", source)

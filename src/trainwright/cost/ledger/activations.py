@@ -28,6 +28,8 @@ class BlockBytes:
 
 def rules_of(scope: Scope) -> tuple[SaveRules, SaveRules | None]:
     memory = scope.framework.memory
+    if memory.saves_parallel is not None and scope.structure.attention == "eager":  # the fused softmax of Megatron's layers
+        return memory.saves_parallel, None
     return memory.saves, memory.saves_parallel
 
 
@@ -147,7 +149,8 @@ def loss_bytes(scope: Scope) -> LossBytes:
     if job.loss == "vocab-parallel" or kernel:
         return parallel
     whole = n * vocab
-    if compiles_loss(scope):  # one kernel reads the 16-bit logits, one writes their gradient
+    of_family = job.loss == "plain" and scope.model.family in scope.framework.memory.kernel_loss_families
+    if of_family or compiles_loss(scope):  # one kernel reads the 16-bit logits, one writes their gradient
         return LossBytes(c * whole, c * whole, 2 * c * whole, head_rows, nothing)
     if job.loss == "chunked":
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
