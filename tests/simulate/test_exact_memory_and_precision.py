@@ -151,7 +151,7 @@ def last(record):
 
 def test_master_weights_keep_small_updates(trained):
     assert last(trained["masters"]) == pytest.approx(last(trained["fp32"]), rel=0.02)
-    assert last(trained["no masters"]) > 1.3 * last(trained["fp32"])
+    assert last(trained["no masters"]) > 1.15 * last(trained["fp32"])
     assert trained["no masters"].lost_updates > 0.5
     assert trained["masters"].lost_updates == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 
@@ -34,6 +35,13 @@ def test_a_study_is_exact_and_counts_what_the_formula_says(name):
     assert report.text()
     for table in report.tables:
         assert len({tuple(row) for row in table.rows}) == 1, "rows of a table have the same columns"
+
+
+@pytest.mark.parametrize("name", [n for n, s in simulate.STUDIES.items() if "ranks" in inspect.signature(s.run).parameters])
+def test_a_world_of_one_is_one_device(name):
+    report = simulate.run(name, ranks=1, **({} if name == "collectives" else {"steps": 1}))
+    assert name == "offload" or report.figures.get("bytes_sent", 0) == 0
+    assert report.figures["bytes_equal_formula"]
 
 
 @pytest.mark.parametrize("name", simulate.STUDIES)
@@ -82,6 +90,9 @@ def test_tables_for_people(capsys):
         ("datta-parallel", "data-parallel"),
         ("mixed-precision --steps 0", "0 is outside"),
         ("offload --gpus 0", "gpus"),
+        ("data-parallel --seed -1", "seed"),
+        ("tensor-parallel --ffn 100000000", "parameters are more than"),
+        ("data-parallel --steps 999", "more than a simulation takes"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(capsys, words, reason):

@@ -21,7 +21,7 @@ Micro = Annotated[int, "Microbatches of a step on each data-parallel rank."]
 ScheduleName = Annotated[str, "Pipeline schedule."]
 
 MOST_PARAMETERS = 2_000_000
-MOST_TOKENS = 2**16
+MOST_TOKENS = 2**14
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -16,7 +16,7 @@ def _row(name: str, c: Comparison) -> dict[str, object]:
     return {
         "layout": name,
         "activations kept, most of a rank (bytes)": max(held),
-        "tp bytes a rank and step": max(sent.values()) // steps,
+        "tp bytes a rank and step": max(sent.values(), default=0) // steps,
         "relative error": c.difference.relative,
     }
 
