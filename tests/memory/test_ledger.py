@@ -219,6 +219,21 @@ def test_when_memory_runs_out_cached_blocks_are_given_back():
     assert any(A100.capacity_bytes - 4 * 2**20 < d <= A100.capacity_bytes for d in device)
 
 
+def test_what_something_else_holds_is_not_ours_to_use():
+    """With 10 GB reserved for an inference engine the same plan still fits, but only by giving cached blocks back."""
+    layout = plan(framework="deepspeed", sharding="zero3", dp_shard=8, recompute="full", micro_batch_size=12)
+    shared = replace(layout, structure=replace(layout.structure, reserved_gb=10.0))
+    alone, beside = (peaks(LLAMA_70B, A100, job(gradient_dtype="bf16"), x) for x in (layout, shared))
+    assert beside.device_bytes[0] <= alone.device_bytes[0]
+    assert beside.peak_bytes[0] == alone.peak_bytes[0]
+    assert beside.device_bytes[0] + 10e9 <= A100.capacity_bytes or beside.peak_bytes[0] + 10e9 > 0.9 * A100.capacity_bytes
+
+
+def test_the_interval_holds_the_estimate():
+    found = peaks(LLAMA_70B, B200, job(), plan(**MEGATRON, tp=2, dp_shard=4, sequence_parallel=True))
+    assert found.extra["interval_low"][0] < found.device_bytes[0] < found.extra["interval_high"][0]
+
+
 # ---- properties
 
 FRAMEWORK = st.sampled_from(["megatron", "deepspeed", "fsdp1", "fsdp2", "ddp"])

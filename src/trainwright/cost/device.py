@@ -40,7 +40,7 @@ def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     live = found.peak_bytes - found.breakdown["framework"]
     unavoidable, cached = slack(model, table, found)
     need = live + unavoidable
-    free = cluster.gpu.capacity_bytes - framework
+    free = cluster.gpu.capacity_bytes - framework - (1e9 * by_row(table, lambda s: s.reserved_gb)).astype(np.int64)
     reserved = up(np.where(need <= free, np.minimum(need + cached, free), need + cached), 2 * MIB)
     reserved = np.where(need <= free, np.minimum(reserved, np.maximum(free, up(need, 1))), reserved)
     return replace(
