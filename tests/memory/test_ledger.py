@@ -219,6 +219,47 @@ def test_when_memory_runs_out_cached_blocks_are_given_back():
     assert any(A100.capacity_bytes - 4 * 2**20 < d <= A100.capacity_bytes for d in device)
 
 
+def with_options(layout: ParallelPlan, **options: Any) -> ParallelPlan:
+    return replace(layout, structure=replace(layout.structure, options=tuple(sorted(options.items()))))
+
+
+def test_megatron_recomputes_the_first_layers_of_each_chunk():
+    """--recompute-method block --recompute-num-layers N: N = 0 is no recomputation, all layers full recomputation, linear between."""
+    full = plan(**MEGATRON, recompute="full", pp=1)
+    counts = (0, 1, 2, 3, 14)
+    saved = [int(ledger(SMALL, job(), with_options(full, recompute_method="block", recompute_num_layers=n)).saved_bytes[0]) for n in counts]
+    none = ledger(SMALL, job(), replace(full, structure=replace(full.structure, recompute="none"))).saved_bytes[0]
+    assert saved[0] == none
+    assert saved[4] == ledger(SMALL, job(), full).saved_bytes[0]
+    assert saved[0] - saved[1] == saved[1] - saved[2] == saved[2] - saved[3] == (saved[0] - saved[4]) / 14
+
+
+def test_a_share_of_the_optimizer_is_offloaded():
+    whole = plan(**MEGATRON, dp_shard=4, offload="optimizer-cpu")
+    half = with_options(whole, optimizer_offload_fraction=0.5)
+    none = replace(whole, structure=replace(whole.structure, offload="none"))
+    a, b, c = (ledger(SMALL, job(), x) for x in (none, half, whole))
+    for state in ("master_weights", "optimizer"):
+        assert 2 * b.states[state][0] == a.states[state][0]
+        assert c.states[state][0] == 0
+    assert 2 * b.extra["offloaded_bytes"][0] == c.extra["offloaded_bytes"][0]
+
+
+def test_options_of_deepspeed():
+    """Smaller live window and buckets need less; ZeRO++ holds the weights once more in a node; activations can be split over tensor parallelism."""
+    base = plan(framework="deepspeed", sharding="zero3", dp_shard=8, recompute="full")
+    work = job(gradient_dtype="bf16")
+    peak = int(ledger(LLAMA_70B, work, base).peak_bytes[0])
+    for knob in ({"stage3_max_live_parameters": 1e8}, {"reduce_bucket_size": 5e7}, {"sub_group_size": 1e8}):
+        assert ledger(LLAMA_70B, work, with_options(base, **knob)).peak_bytes[0] <= peak
+    again = ledger(LLAMA_70B, work, with_options(base, zero_hpz_partition_size=8)).states["parameters"][0]
+    assert ledger(LLAMA_70B, work, with_options(base, zero_hpz_partition_size=8)).peak_bytes[0] > peak
+    assert again == ledger(LLAMA_70B, work, base).states["parameters"][0]
+    split = plan(framework="deepspeed", sharding="zero1", tp=4, recompute="full")
+    whole = ledger(SMALL, work, split).saved_bytes[0]
+    assert ledger(SMALL, work, with_options(split, partition_activations=True)).saved_bytes[0] < whole
+
+
 def test_what_something_else_holds_is_not_ours_to_use():
     """With 10 GB reserved for an inference engine the same plan still fits, but only by giving cached blocks back."""
     layout = plan(framework="deepspeed", sharding="zero3", dp_shard=8, recompute="full", micro_batch_size=12)

@@ -54,6 +54,15 @@ def _masters(scope: Scope, elements: Column, source: str) -> tuple[Item, ...]:
     return (item("fp32 master weights", "master_weights", 4 * elements, "4 x trained parameters of the rank's share", source),)
 
 
+def _secondary(scope: Scope, whole: Column, source: str) -> Item:
+    """ZeRO++'s second partition: the 16-bit weights again over the ranks of a node, ``zero_hpz_partition_size`` (arXiv:2306.10209)."""
+    ranks = scope.option("zero_hpz_partition_size", 1)
+    size = scope.dtype_bytes * whole / ranks if ranks > 1 else 0.0 * whole
+    return item(
+        "secondary partition of the weights", "parameters", size, f"{scope.dtype_bytes} x parameters / zero_hpz_partition_size", source
+    )
+
+
 def megatron(scope: Scope, rank: Rank) -> Accounts:
     """Parameters and the contiguous gradient buffer whole; fp32 masters and states over dp x cp (``--use-distributed-optimizer``).
 
@@ -219,7 +228,7 @@ def _zero3(scope: Scope, rank: Rank) -> Accounts:
         masters=_masters(scope, share, source),
         gradients=(item("sharded gradients", "gradients", g * share, f"{g} x trained parameters / shards", source),),
         optimizer=optimizer_items(scope, rank, share, 4 if scope.masters else c, source),
-        always=(reduce,),
+        always=(reduce, _secondary(scope, whole, source)),
         early=1.0,
         loss=(window,),
         block=(window,),
@@ -246,12 +255,21 @@ class Offloaded:
 
 
 def offload(scope: Scope, found: Accounts) -> Offloaded:
-    """optimizer-*: masters and states leave the card, DeepSpeed's gradients too; params-*: parameters and gradients as well."""
+    """optimizer-*: masters and states leave the card, DeepSpeed's gradients too; params-*: parameters and gradients as well. Megatron's
+    ``optimizer_offload_fraction`` says which share of the states.
+    """
     kind = scope.structure.offload
     if kind not in ("optimizer-cpu", "optimizer-nvme", "params-cpu", "params-nvme"):
         return Offloaded(found, ())
-    moved = [*found.masters, *found.optimizer]
-    left = replace(found, masters=(), optimizer=(), step=())
+    share = scope.option("optimizer_offload_fraction", 1.0) if scope.structure.framework == "megatron" else 1.0
+    moved = [i.scaled(share) for i in (*found.masters, *found.optimizer)]
+    stays = 1.0 - share
+    left = replace(
+        found,
+        masters=tuple(i.scaled(stays) for i in found.masters),
+        optimizer=tuple(i.scaled(stays) for i in found.optimizer),
+        step=tuple(i.scaled(stays) for i in found.step),
+    )
     if kind.startswith("params") or scope.structure.framework == "deepspeed":
         moved += found.gradients
         left = replace(left, gradients=())

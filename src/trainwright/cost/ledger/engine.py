@@ -116,24 +116,38 @@ def rank_weights(p: Pieces, slot: Slot) -> Rank:
 
 
 def stage_activations(p: Pieces, slot: Slot) -> tuple[Column, Column, Column]:
-    """(kept by one micro-batch on the rank, most that a block's backward adds to it, most that it holds when nothing else is left)."""
+    """(kept by one micro-batch on the rank, most that a block's backward adds to it, most that it holds when nothing else is left).
+
+    Megatron's ``recompute_method = "block"`` recomputes the first ``recompute_num_layers`` layers of each chunk and keeps the others whole.
+    """
     scope = p.scope
+    chunks = np.maximum(scope.column("virtual_stages"), 1)
+    recomputed = scope.option("recompute_num_layers", np.inf) * chunks if scope.options.get("recompute_method") == "block" else np.inf
     kept, adds, alone = np.zeros(len(scope)), np.zeros(len(scope)), np.zeros(len(scope))
     every = float(max(scope.structure.recompute_every, 1)) if scope.structure.recompute == "full" else 1.0
     for name, count in slot.layers.items():
         block, here = p.blocks[name], np.minimum(count, 1.0)
         if scope.structure.recompute == "full":
-            groups = np.ceil(count / every)
+            these = np.minimum(count, recomputed)
+            groups = np.ceil(these / every)
             span = np.minimum(every, count)
-            kept = kept + groups * block.input
+            kept = kept + groups * checkpoint_bytes(scope, block) + (count - these) * block.full
             working = (span - 1) * block.full + np.maximum(block.backward, block.full)
-            adds = np.maximum(adds, here * (working - block.input))
+            adds = np.maximum(adds, here * (working - checkpoint_bytes(scope, block)))
         else:
             kept = kept + count * block.kept
             working = np.maximum(block.backward, block.full)
             adds = np.maximum(adds, here * (working - block.kept))
         alone = np.maximum(alone, here * working)
     return kept, np.maximum(adds, 0.0), alone
+
+
+def checkpoint_bytes(scope: Scope, block: BlockBytes) -> Column:
+    """What a checkpoint keeps of a block: its input; split over tensor parallelism with DeepSpeed's ``partition_activations`` or Megatron's
+    ``distribute_saved_activations``.
+    """
+    split = scope.switch("partition_activations", False) or scope.switch("distribute_saved_activations", False)
+    return block.input / scope.tp if split and not scope.structure.sequence_parallel else block.input
 
 
 def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offloaded, Column]:
@@ -175,10 +189,13 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
 
 
 def _offloaded_activations(scope: Scope, saved: Column, layers: Column) -> Column:
-    """activations-cpu: what is saved leaves the card; two layers' worth stays (one being copied out, one being fetched)."""
+    """activations-cpu: what is saved leaves the card; two layers' worth stays (one being copied out, one being fetched). Megatron's
+    ``cpu_offloading_num_layers`` says how many layers do.
+    """
     if scope.structure.offload != "activations-cpu":
         return saved
-    return np.minimum(saved, 2 * saved / np.maximum(layers, 1))
+    gone = np.minimum(scope.option("cpu_offloading_num_layers", np.inf), layers)
+    return saved * np.minimum(layers - gone + 2, np.maximum(layers, 1)) / np.maximum(layers, 1)
 
 
 def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, ...]:

@@ -28,6 +28,9 @@ class Item:
     source: str = ""
     pool: str = ""
 
+    def scaled(self, share: float) -> Item:
+        return replace(self, bytes=np.rint(self.bytes * share))
+
     def masked(self, where: Column) -> Item:
         return replace(self, bytes=self.bytes * where)
 
