@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.catalog.load import list_gpus, load_gpu
 from trainwright.cost.kernels import Rates, attention_seconds, constants, matmul_seconds, misalignment, rates
 
 from .parts import A100, H100
@@ -130,3 +131,25 @@ def test_a_card_without_measurements_says_so() -> None:
     assert "L40S-48GB" in rate.relative
     assert 0.4 < rate.product_flops / 362e12 < 0.9
     assert rates(H100, "bf16", 2025.0).relative == ""
+
+
+def test_every_table_of_constants_has_a_source() -> None:
+    def leaves(table: dict[str, object], path: str = "") -> None:
+        numbers = [k for k, v in table.items() if isinstance(v, (int, float, list)) and k != "match"]
+        if numbers:
+            assert table.get("source"), f"{path}: {numbers}"
+        for name, inner in table.items():
+            if isinstance(inner, dict) and name not in ("expert_launches", "settled"):  # tables inside a sourced table
+                leaves(inner, f"{path}.{name}")
+
+    leaves(dict(constants()))
+
+
+def test_every_card_of_the_catalogue_has_rates() -> None:
+    """Positive, at most the peak; a card without published steps of its own says from which relative it is scaled."""
+    for entry in list_gpus():
+        gpu = load_gpu(entry["id"])
+        rate = rates(gpu, "bf16", 2026.0)
+        assert 0 < rate.product_flops <= max(gpu.peak("bf16"), gpu.peak("fp16")), gpu.id
+        assert rate.bytes_per_s > 0, gpu.id
+        assert bool(rate.relative) == (gpu.arch not in ("7.0", "8.0", "9.0", "10.0", "10.3")), gpu.id
