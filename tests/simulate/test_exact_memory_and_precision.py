@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from small_models import DENSE, GPT, MOE, check
 
 from trainwright.errors import SpecError
+from trainwright.schedules.replay import schedule
 from trainwright.simulate.data import capacity_groups
 from trainwright.simulate.expert import within_capacity
 from trainwright.simulate.fsdp import Optimizer
@@ -16,6 +19,7 @@ from trainwright.simulate.layout import Layout
 from trainwright.simulate.model import TinyConfig, random_batch
 from trainwright.simulate.offload import transfers
 from trainwright.simulate.precision import Policy, limits, rounded, scaled, train
+from trainwright.simulate.recompute import saved_elements
 
 LEARNER = TinyConfig(layers=1, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=16)
 BATCHES = [random_batch(LEARNER, 4, 8, seed) for seed in range(4)]
@@ -182,3 +186,13 @@ def test_a_static_scale_that_overflows_skips_every_step(trained):
 def test_masters_against_none_over_1000_steps():
     masters, none = (train(LEARNER, Policy("bf16", master=m), BATCHES, 1000, optimizer=Optimizer(rate=1e-3)) for m in (True, False))
     assert last(none) > 3 * last(masters)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
+def test_executed_peaks_are_the_replays(name):
+    """Ranks 1 and 2 of 4 hold blocks only: what they keep at most, in microbatches, is what the replay of the same lists says."""
+    config = replace(DENSE, layers=10)
+    found = check(config, Layout(pp=4, microbatches=8, schedule=name), batch=8, length=6, steps=1)
+    one_microbatch = 3 * saved_elements(config, Layout(), 6, 6) * 8
+    peaks = schedule(name, stages=4, microbatches=8).peak_per_rank
+    assert [found.distributed.ledgers[rank].most["activations"] / one_microbatch for rank in (1, 2)] == peaks[1:3]

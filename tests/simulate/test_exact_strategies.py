@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import DENSE, DROPS, GPT, MODELS, MOE, check
 
+from trainwright import simulate
 from trainwright.errors import SpecError
 from trainwright.schedules import SCHEDULES
+from trainwright.schedules.torch_csv import read_csv
 from trainwright.simulate.layout import Layout
 
 BY_RANKS = {
@@ -183,3 +185,17 @@ def test_other_context_parallelism_with_the_rest(kind, model):
 def test_ulysses_needs_heads():
     with pytest.raises(SpecError, match="2 key-value heads of a tensor-parallel rank over 3"):
         check(DENSE, Layout(tp=4, cp=3, cp_kind="ulysses"))
+
+
+def test_a_schedule_of_ones_own(tmp_path):
+    """PyTorch's per-rank lists, read from a file: an order that no registered schedule has, on real numbers."""
+    lists = "0F0,0F1,0I0,0I1,0W1,0W0\n1F0,1I0,1F1,1I1,1W0,1W1\n"
+    found = check(DENSE, Layout(pp=2, microbatches=2, schedule=read_csv(lists, "mine")), steps=3)
+    assert found.distributed.losses[0] != found.distributed.losses[1]
+    with pytest.raises(SpecError, match="mine is for 2 ranks and 2 microbatches, not 2 and 4"):
+        check(DENSE, Layout(pp=2, microbatches=4, schedule=read_csv(lists, "mine")))
+    file = tmp_path / "mine.csv"
+    file.write_text(lists)
+    report = simulate.pipeline(schedule=str(file), batch=4, steps=1)
+    assert report.figures["ranks"] == 2
+    assert report.figures["relative_error"]["gradients"] < 1e-12

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import SpecError, unknown
+from ..schedules.actions import ActionTable
 from .model import TinyConfig, local_heads
 
 RECOMPUTE = ("none", "selective", "full")
@@ -32,7 +33,8 @@ class Coordinate(NamedTuple):
 class Layout:
     """Degrees of every axis and the choices of one run; the defaults are one device.
 
-    `zero` 0 to 3 shards over dp_shard x cp; 3 frees gathered weights after use. `average` is how the loss is normalized: over all tokens (right), or as a
+    `zero` 0 to 3 shards over dp_shard x cp; 3 frees gathered weights after use. `schedule` is a name of the registry or action lists of one's own
+    (for `pp` ranks and `microbatches`). `average` is how the loss is normalized: over all tokens (right), or as a
     mean of the ranks' or the microbatches' means (what goes wrong with unequal shares).
     """
 
@@ -45,7 +47,7 @@ class Layout:
     zero: int = 0
     sequence_parallel: bool = False
     microbatches: int = 1
-    schedule: str = "1f1b"
+    schedule: str | ActionTable = "1f1b"
     virtual_stages: int = 0
     layers_per_stage: tuple[int, ...] = ()
     recompute: str = "none"

@@ -70,10 +70,19 @@ def units_of_stages(config: TinyConfig, stages: int, layers_per_stage: Sequence[
     return tuple(tuple(range(a, b)) for a, b in bounds(total, stages))
 
 
+def _from_registry(name: str, layout: Layout) -> ActionTable:
+    table: ActionTable = SCHEDULES.get_or_raise(name, "schedule").table(layout.pp, layout.microbatches, layout.virtual_stages or None)
+    return table
+
+
 def plan(config: TinyConfig, layout: Layout) -> Plan:
     """The layout's schedule as lists of actions. Raises `SpecError` where the schedule does not exist for these sizes."""
-    schedule = SCHEDULES.get_or_raise(layout.schedule, "schedule")
-    table = schedule.table(layout.pp, layout.microbatches, layout.virtual_stages or None)
+    table = layout.schedule if isinstance(layout.schedule, ActionTable) else _from_registry(layout.schedule, layout)
+    found = table.placement.ranks, table.placement.microbatches
+    if found != (layout.pp, layout.microbatches):
+        raise SpecError(
+            f"{table.name} is for {found[0]} ranks and {found[1]} microbatches, not {layout.pp} and {layout.microbatches}", "schedule"
+        )
     units = units_of_stages(config, table.placement.stages, layout.layers_per_stage)
     return Plan(table, units, bool((table.kind == 2).any()))
 

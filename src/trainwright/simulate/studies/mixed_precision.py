@@ -23,7 +23,7 @@ def policies(tokens: int) -> dict[str, Policy]:
         "BF16, no masters": Policy("bf16", master=False),
         "FP16, no loss scale": Policy("fp16", tokens=tokens),
         "FP16, static scale 2^16": Policy("fp16", scale=2.0**16, tokens=tokens),
-        "FP16, dynamic scale": Policy("fp16", scale=0.0, first_scale=2.0**32, tokens=tokens),
+        "FP16, dynamic scale": Policy("fp16", scale=0.0, first_scale=2.0**38, tokens=tokens),
         "FP16, no masters, dynamic": Policy("fp16", scale=0.0, first_scale=2.0**24, tokens=tokens, master=False),
         "FP8 products, BF16, masters": Policy("fp8"),
     }
@@ -51,7 +51,9 @@ def mixed_precision(
     limited(steps, 5000, "steps")
     config = TinyConfig(layers=1, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=16)
     batches = [random_batch(config, 4, 8, seed + i) for i in range(4)]
-    formats = [{"format": form, **limits(form)} for form in ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")]
+    formats = [
+        {"format": form, **{k: f"{v:.5g}" for k, v in limits(form).items()}} for form in ("fp32", "bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+    ]
     records = {name: train(config, p, batches, steps, seed=seed, optimizer=Optimizer(rate=rate)) for name, p in policies(tokens).items()}
     dynamic = records["FP16, dynamic scale"]
     masters, none = records["BF16, FP32 masters"], records["BF16, no masters"]
@@ -70,7 +72,7 @@ def mixed_precision(
             f"Loss {np.mean(none.losses[-4:]):.3f} against {np.mean(masters.losses[-4:]):.3f}.",
             f"Averaged over {tokens:,} tokens, {records['FP16, no loss scale'].underflow_share:.0%} of FP16's gradient values become 0; "
             f"with a scale of 2^16 {records['FP16, static scale 2^16'].underflow_share:.1%}. BF16 has FP32's exponents and needs no scale.",
-            f"The dynamic scale began too high: {len(dynamic.skipped)} steps overflowed and were skipped; it halved at each and doubles every 200.",
+            f"The dynamic scale starts at {dynamic.scales[0]:.3g}: {len(dynamic.skipped)} overflows were skipped, each halving it; it doubles after 200 good steps.",
         ],
     )
 

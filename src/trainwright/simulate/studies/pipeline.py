@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from ...errors import SpecError
 from ...schedules import SCHEDULES
 from ...schedules.replay import schedule as replay
+from ...schedules.torch_csv import read_csv
 from ..check import Comparison, compare
 from ..layout import Layout
 from ..pipeline import plan
@@ -34,18 +36,18 @@ def _peaks(c: Comparison) -> list[int]:
     return [ledger.most["activations"] for ledger in c.distributed.ledgers]
 
 
-def _row(name: str, c: Comparison, virtual: int | None) -> dict[str, Any]:
-    timed = replay(name, c.layout.pp, c.layout.microbatches, virtual, forward=1, backward=1, weight=1)
-    splits = plan(c.config, c.layout).splits_backward
+def _row(c: Comparison) -> dict[str, Any]:
+    lists = plan(c.config, c.layout)
+    timed = replay(lists.table, c.layout.pp, c.layout.microbatches, forward=1, backward=1, weight=1)
     return {
-        "schedule": name,
-        "stages": len(plan(c.config, c.layout).units),
-        "backward": "I + W" if splits else "B",
+        "schedule": lists.table.name,
+        "stages": len(lists.units),
+        "backward": "I + W" if lists.splits_backward else "B",
         "relative error": c.difference.relative,
         "bubble idle/total": timed.bubble_total,
         "peak activations (bytes)": max(_peaks(c)),
         "messages": sum(n.messages for k, n in c.distributed.traffic.counts.items() if k.tag == "pp") // len(c.batches),
-        "weight copies": SCHEDULES[name].weight_copies,
+        "weight copies": max(len(ranks) for ranks in lists.holders().values()),
     }
 
 
@@ -58,7 +60,7 @@ def _every(ranks: int, microbatches: int, config: Any, options: dict[str, Any]) 
             refused.append(f"{name}: {error}")
             continue
         worst = max(worst, c.difference.relative)
-        rows.append(_row(name, c, None))
+        rows.append(_row(c))
     return Report(
         f"Every pipeline schedule on {ranks} ranks with {microbatches} microbatches",
         [Table("Executed on the same weights and tokens", rows)],
@@ -71,7 +73,9 @@ def _every(ranks: int, microbatches: int, config: Any, options: dict[str, Any]) 
 
 
 def pipeline(
-    schedule: Annotated[str, "A schedule of `trainwright schedule`, or all."] = "1f1b",
+    schedule: Annotated[
+        str, "A schedule of `trainwright schedule`, a PyTorch schedule file (x.csv, for its ranks and microbatches), or all."
+    ] = "1f1b",
     ranks: Ranks = 4,
     microbatches: Micro = 8,
     virtual_stages: Annotated[int, "Model chunks of a rank; 0: what the schedule takes by default."] = 0,
@@ -88,8 +92,13 @@ def pipeline(
     options: dict[str, Any] = {"batch": batch, "length": length, "steps": steps, "seed": seed}
     if schedule == "all":
         return _every(ranks, microbatches, config, options)
-    name = SCHEDULES.get_or_raise(schedule, "schedule").name
-    layout = Layout(pp=ranks, microbatches=microbatches, schedule=name, virtual_stages=virtual_stages)
+    if schedule.lower().endswith(".csv"):
+        lists = read_csv(Path(schedule))
+        ranks, microbatches, name = lists.placement.ranks, lists.placement.microbatches, lists.name
+        layout = Layout(pp=ranks, microbatches=microbatches, schedule=lists)
+    else:
+        name = SCHEDULES.get_or_raise(schedule, "schedule").name
+        layout = Layout(pp=ranks, microbatches=microbatches, schedule=name, virtual_stages=virtual_stages)
     c = compare(config, layout, **options)
     table, equal = bytes_table(c)
     stages = plan(config, layout)
@@ -109,7 +118,7 @@ def pipeline(
         [
             Table("Who holds what and begins how", holds),
             against_one_device(c),
-            Table("The schedule", [_row(name, c, virtual_stages or None)]),
+            Table("The schedule", [_row(c)]),
             table,
         ],
         figures(c, equal),

@@ -64,7 +64,7 @@ def recompute(
         {"rows": rows, "largest_difference": spread},
         [
             "Backward costs two forwards, so one more forward is a third more computation; selective recomputes only the attention core.",
-            "Keeping every K-th input keeps L/K inputs, and backward holds K blocks at a time: the sum is smallest near K = sqrt(L).",
+            "Every K-th input is L/K inputs, and backward holds K blocks at a time: the sum is smallest near K = sqrt(L x input / all a block saves).",
         ],
     )
 
