@@ -108,6 +108,9 @@ class Fake(Equations):
         host = np.where(moved > 0, self.state / (table.tp * table.pp) * 8, 0)
         return Need((states + activations + 1e9).astype(np.int64), host.astype(np.int64), np.zeros(len(table), np.int64))
 
+    def least(self, table: PlanTable) -> Column:
+        return 0.8 * self.need(table).device
+
     def screen(self, table: PlanTable) -> Column:
         s = table.structures
         again = np.array([{"none": 0.0, "selective": 0.05, "full": 0.33}[x.recompute] for x in s])[table.structure]

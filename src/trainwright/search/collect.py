@@ -19,7 +19,7 @@ from .pricing import Pricing, fits
 from .rules import Case, Rule
 from .space import Space, allows_structure
 
-CHUNKS = (8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
+CHUNKS = (512, 2_048, 8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
 NOT_FITTING = "does not fit into the GPU's memory"
 DOMINATED = "recompute or offload where the same plan fits without"
 TOO_SLOW = "slower, at best, than the plans kept"
@@ -37,7 +37,7 @@ class Kept:
     tight: list[NDArray[np.bool_]] = field(default_factory=list)
     removed: dict[str, int] = field(default_factory=dict)
     cutoff: float = np.inf
-    smallest: int | None = None  # least device memory that was seen, fitting or not
+    smallest: int | None = None  # least device memory that a plan can have, by the lower bound
 
     def credit(self, rule: str, count: int) -> None:
         if count:
@@ -97,13 +97,23 @@ class Collector:
                     alive &= ~dominated
                 rows = np.flatnonzero(alive & (first <= kept.cutoff))
                 kept.credit(TOO_SLOW, alive.sum() - len(rows))
-                screened = first[rows] if not fitting or not len(rows) else self.pricing.screen(here.take(rows))
+                rows = self._may_fit(here, rows)
+                screened = first[rows] if not fitting or not len(rows) else np.maximum(first[rows], self.pricing.screen(here.take(rows)))
                 fitting[r, o] = self._price(here, rows, screened)
         return kept
 
     def _legal(self, table: PlanTable) -> NDArray[np.bool_]:
         good = np.array([all(allows_structure(self.case, rule, s) for rule in self.late) for s in table.structures], dtype=bool)
         return good[table.structure] if len(table) else np.zeros(0, dtype=bool)
+
+    def _may_fit(self, table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The rows that the lower bound on memory does not refuse."""
+        least = self.pricing.least(table.take(rows))
+        good = least <= self.case.cluster.gpu.capacity_bytes
+        self.kept.credit(NOT_FITTING, (~good).sum())
+        if len(rows):
+            self.kept.smallest = int(min(least.min(), self.kept.smallest or least.min()))
+        return rows[good]
 
     def _price(self, table: PlanTable, rows: NDArray[np.intp], screened: Column) -> NDArray[np.bool_]:
         """Memory of `rows` of the table, fastest first, until the rest cannot win; returns which rows of the table fit with the margin."""
@@ -121,7 +131,6 @@ class Collector:
             need = self.pricing.need(table.take(part))
             roomy, inside = fits(need, self.case.cluster, self.margin)
             fit[part] = roomy
-            kept.smallest = int(min(need.device.min(), kept.smallest or need.device.min()))
             card = need.device > self.case.cluster.gpu.capacity_bytes
             kept.credit(NOT_FITTING, card.sum())
             kept.credit(NO_HOST, (~inside & ~card).sum())

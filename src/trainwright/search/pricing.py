@@ -13,6 +13,8 @@ from ..cost.table import Column, IntColumn, PlanTable
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
+from .bounds import least_device_bytes
+from .rules import Case
 
 GB = 10**9
 
@@ -27,7 +29,9 @@ class Need:
 
 
 class Pricing(Protocol):
-    """The equations for one model, cluster and job. `screen` never exceeds `exact`."""
+    """The equations for one model, cluster and job. `screen` never exceeds `exact`, `least` never exceeds ``need(...).device``."""
+
+    def least(self, table: PlanTable) -> Column: ...
 
     def need(self, table: PlanTable) -> Need: ...
 
@@ -44,6 +48,9 @@ class Equations:
     model: ModelSpec
     cluster: ClusterSpec
     job: TrainingJob
+
+    def least(self, table: PlanTable) -> Column:
+        return least_device_bytes(Case(self.model, self.cluster, self.job), table)
 
     def need(self, table: PlanTable) -> Need:
         from ..cost.memory import memory

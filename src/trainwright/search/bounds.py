@@ -1,0 +1,118 @@
+"""A lower bound on a plan's memory, in a few array operations: what no engine of `cost.memory` can go below.
+
+The first pipeline rank holds, at the end of its first forward passes, the weights and optimizer states of its layers and what every framework saves of them:
+inputs of products, of norms and of activations, q, k, v and the output of fused attention (12 h + 4 k/n h + 6 f bytes a token for a Llama layer in 16 bit); the
+input of a block alone with recomputation. Everything that a framework may avoid is left out, so plans that the bound refuses never fit, and most plans that do
+not fit are refused by it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..cost.table import Column, PlanTable
+from ..schedules import SCHEDULES
+from ..sharding import SHARDINGS
+from ..spec.blocks import Block
+from ..spec.optimizer import OPTIMIZERS
+from ..spec.plan import Structure
+from ..spec.precision import activation_bytes
+from .rules import Case
+
+
+def least_device_bytes(case: Case, table: PlanTable) -> Column:
+    """Bytes of a card that every plan needs at least; float, one entry a plan."""
+    found = np.zeros(len(table))
+    for structure, rows in table.by_structure():
+        part = table.take(rows)
+        layers = first_rank_layers(case, structure, part)
+        found[rows] = states(case, structure, part, layers) + saved(case, structure, part, layers)
+    return found
+
+
+def first_rank_layers(case: Case, structure: Structure, table: PlanTable) -> Column:
+    """At least so many layers stand on the first pipeline rank: every chunk has the floor of its slots, the first one less for the embedding."""
+    if structure.layers_per_stage is not None:
+        return np.zeros(len(table))
+    chunk = (case.layers + 2) // (table.pp * table.virtual_stages)
+    ends = np.where(structure.schedule in ("zb-v", "v-half", "v-min", "dualpipe-v"), 2, 1)
+    return np.where(table.pp == 1, case.layers, np.maximum(chunk * table.virtual_stages - ends, 0)).astype(float)
+
+
+def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
+    """Weights and optimizer states of the layers, sharded as far as anybody shards them."""
+    job, splits = case.job, SHARDINGS[structure.sharding].splits
+    if structure.offload.startswith("params"):
+        return np.zeros(len(table))
+    shards = np.maximum(table.dp_shard * table.cp, 1)
+    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block, _ in case.model.counts), default=0)
+    experts = min((sum(op.parameters for op in block.rows("grouped_linear")) for block, _ in case.model.counts), default=0)
+    if job.method == "qlora":
+        return np.zeros(len(table))
+    weight = activation_bytes(job.precision) if job.method == "full" or job.precision != "fp32" else 2
+    optimizer = OPTIMIZERS[job.optimizer]
+    kept = 0.0
+    if job.method == "full" and not structure.offload.startswith("optimizer") and not optimizer.pageable and not optimizer.factored:
+        copies = min(optimizer.copies, optimizer.copies if optimizer.matrix_copies is None else optimizer.matrix_copies)
+        wide = job.master_weights == "fp32" or job.precision == "fp32"
+        kept = copies * (optimizer.bytes_per_element or (4 if wide else 2))
+    each = weight / (shards if "parameters" in splits else 1) + kept / (shards if "optimizer" in splits else 1)
+    owned = layers * dense / table.tp * each
+    if experts:
+        # experts are sharded over what is left of data parallelism besides ep, at most over all of it
+        owned = owned + layers * experts / (table.ep * table.etp) * (weight + kept) / np.maximum(shards, table.dp * table.cp * table.tp)
+    return owned
+
+
+def in_flight(structure: Structure, table: PlanTable) -> Column:
+    """Micro-batches whose activations the first rank holds at once, in units of all of its layers; 1 where no closed form is known."""
+    schedule = SCHEDULES.get(structure.schedule)
+    if schedule is None or schedule.in_flight is None or not (table.pp > 1).any():
+        return np.ones(len(table))
+    flying = np.asarray(schedule.in_flight(table.pp, table.accumulation, table.virtual_stages, np.zeros(len(table))), dtype=float)
+    return np.where(table.pp > 1, np.maximum(np.broadcast_to(flying, (len(table),)), 1.0), 1.0)
+
+
+def saved(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
+    """What forward leaves for backward."""
+    if structure.offload == "activations-cpu" or case.job.method != "full":
+        return np.zeros(len(table))
+    narrow = 1 if case.job.precision in ("fp8", "fp4") else activation_bytes(case.job.precision)
+    tokens = table.micro_batch_size * case.job.seq_len / table.cp
+    sequence = np.where(structure.sequence_parallel, table.tp, 1)
+    if structure.compile or not _keeps_all(case, structure):
+        width = case.model.hidden / sequence / max(structure.recompute_every, 1)
+    else:
+        widths = [block_widths(block) for block, _ in case.model.counts]
+        width = min(w[0] for w in widths) / sequence + min(w[1] for w in widths) / table.tp
+    return tokens * width * narrow * np.floor(layers) * in_flight(structure, table)
+
+
+def _keeps_all(case: Case, structure: Structure) -> bool:
+    """Whether what products, norms and activations read is saved: without recomputation, or where selective means the attention core alone."""
+    core_only = case.framework(structure).memory.selective == "core_attn" and structure.recompute_modules in ((), ("core_attn",))
+    return structure.recompute == "none" or (structure.recompute == "selective" and core_only)
+
+
+def block_widths(block: Block) -> tuple[int, int]:
+    """Elements a token that are saved: (whole or split by sequence parallelism, split by tensor parallelism). Experts are left out."""
+    region = {"x": "sequence"} | {op.output: op.region for op in block}
+    width = {op.output: op.width for op in block}
+    made_by = {op.output: op.kind for op in block}
+    found: dict[str, int] = {}
+    for op in block:
+        if op.experts or op.kind not in ("linear", "attention", "activation", "multiply", "norm") or op.heads and op.kind == "norm":
+            continue
+        names = op.inputs[:1] if op.kind in ("linear", "norm", "activation") else op.inputs
+        for name in names:
+            if op.kind == "multiply" and made_by.get(name) == "activation":
+                continue
+            size = op.k if op.kind == "linear" else width.get(name, 0)
+            if op.kind == "attention":
+                size = (op.heads if name == op.inputs[0] else op.kv_heads) * op.head_dim
+                if name == op.inputs[2]:
+                    size = op.kv_heads * op.v_head_dim
+            found[name] = max(found.get(name, 0), size)
+    split = sum(n for name, n in found.items() if region.get(name, "tensor") == "tensor")
+    return sum(found.values()) - split, split
+
