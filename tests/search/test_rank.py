@@ -16,18 +16,9 @@ from trainwright.cost.table import PlanTable
 from trainwright.errors import SpecError
 from trainwright.search.collect import DOMINATED, NOT_FITTING, TOO_SLOW
 from trainwright.search.collect import TIGHT as INSIDE_MARGIN
+from trainwright.search.order import families, mechanisms, ordered
 from trainwright.search.pricing import fits, resized
-from trainwright.search.rank import (
-    BREAKS_BUDGET,
-    BREAKS_DEADLINE,
-    OBJECTIVES,
-    Ranking,
-    SearchOptions,
-    gpu_counts,
-    mechanisms,
-    ordered,
-    search,
-)
+from trainwright.search.rank import BREAKS_BUDGET, BREAKS_DEADLINE, OBJECTIVES, SAME_FAMILY, Ranking, SearchOptions, gpu_counts, search
 from trainwright.search.rules import Case
 from trainwright.search.space import enumerate_plans, late_rules
 from trainwright.spec.plan import ParallelPlan, Structure
@@ -67,7 +58,7 @@ def test_the_fastest_are_the_fastest_of_everything(found: Case, framework: str) 
     best = np.sort(step_s[fit])[:10]
     if not fit.any():
         pytest.skip("only what is advised against fits")
-    got = find(found, said, tie=0.0)
+    got = find(found, said, tie=0.0, distinct=False)
     # what is dominated (recompute where the same plan fits without) is left out, and is never faster
     assert 0 < len(got) <= min(10, fit.sum())
     assert got.step_s[0] == pytest.approx(best[0])
@@ -78,7 +69,7 @@ def test_the_fastest_are_the_fastest_of_everything(found: Case, framework: str) 
 def test_the_ten_best_are_complete_where_nothing_is_dominated() -> None:
     said = strategy(recompute="none", offload="none")
     _, step_s, fit, _ = everything(TIGHT, said)
-    got = find(TIGHT, said, tie=0.0, top=25)
+    got = find(TIGHT, said, tie=0.0, distinct=False, top=25)
     assert got.step_s.tolist() == pytest.approx(np.sort(step_s[fit])[:25].tolist())
 
 
@@ -86,7 +77,7 @@ def test_the_ten_best_are_complete_where_nothing_is_dominated() -> None:
 def test_the_smallest_is_the_smallest_of_everything(framework: str) -> None:
     said = strategy(framework=framework)
     _, _, fit, device = everything(TIGHT, said)
-    got = find(TIGHT, said, objective="memory", tie=0.0)
+    got = find(TIGHT, said, objective="memory", tie=0.0, distinct=False)
     assert got.device_bytes.tolist() == np.sort(device[fit])[:10].tolist()
 
 
@@ -99,7 +90,7 @@ def test_best_first_within_the_tie(objective: str) -> None:
 
 
 def test_every_plan_is_accounted_for() -> None:
-    got = find(TIGHT, top=100_000, exact=100_000)
+    got = find(TIGHT, top=100_000, exact=100_000, distinct=False)
     assert got.removed[INSIDE_MARGIN] > 0
     assert got.searched == sum(got.removed.values()) + len(got)
 
@@ -126,17 +117,25 @@ def test_of_equals_the_simpler_comes_first() -> None:
     assert ordered(table, np.array([1.0, 1.001, 1.02]), 0.01).tolist() == [0, 1, 2]
 
 
+def test_one_of_each_family() -> None:
+    every, once = find(TIGHT, top=30, distinct=False, tie=0.0), find(TIGHT, top=30, tie=0.0)
+    assert len(set(families(once.plans).tolist())) == len(once) == 30
+    assert len(set(families(every.plans).tolist())) < 30
+    assert once.step_s[0] == every.step_s[0]
+    assert once.removed[SAME_FAMILY] > 0
+
+
 def test_a_deadline_and_a_budget_remove_plans_and_are_kept() -> None:
-    free = find(TIGHT, top=50, exact=100_000)
+    free = find(TIGHT, top=50, exact=100_000, distinct=False)
     steps = 1e9 / (512 * 64)
     kept = reliability(TIGHT.model, TIGHT.job, 8).goodput
     middle = float(np.median(free.step_s))
-    got = find(TIGHT, top=50, exact=100_000, deadline_s=middle * steps / kept)
+    got = find(TIGHT, top=50, exact=100_000, distinct=False, deadline_s=middle * steps / kept)
     assert 0 < len(got) < len(free) or (got.step_s <= middle * (1 + 1e-9)).all()
     assert (got.step_s <= middle * (1 + 1e-9)).all()
     assert got.removed.get(BREAKS_DEADLINE, 0) + got.removed.get(TOO_SLOW, 0) > 0
     dollars = middle * steps / kept / 3600 * 8 * 3.0
-    dear = find(TIGHT, top=50, exact=100_000, max_cost=dollars)
+    dear = find(TIGHT, top=50, exact=100_000, distinct=False, max_cost=dollars)
     assert (dear.step_s <= middle * (1 + 1e-9)).all()
     assert dear.removed.get(BREAKS_BUDGET, 0) + dear.removed.get(TOO_SLOW, 0) > 0
 

@@ -84,6 +84,8 @@ def offload_seconds(
     return update
 
 
-def saved_bytes(layers: Column, tokens: Column, hidden: int) -> Column:
-    """The inputs of a rank's layers for one micro-batch: what activation offload with checkpoints moves."""
-    return layers * tokens * hidden * 2.0
+def saved_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> Column:
+    """What one micro-batch leaves for backward on the rank that holds most: all of it goes to the host (``save_on_cpu``)."""
+    from .memory import memory
+
+    return memory(model, cluster, job, table).saved_bytes.astype(float)

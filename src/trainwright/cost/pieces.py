@@ -187,7 +187,7 @@ class StructurePieces:
         if offload in ("none", "activations-cpu"):
             out.optimizer_s[self.rows] = optimizer_seconds(owned, self.job, self.rate.bytes_per_s, self.constants)
         if offload != "none":
-            saved = saved_bytes(layers.sum(axis=0), self.spread(self.different.tokens), self.model.hidden)
+            saved = saved_bytes(self.model, self.cluster, self.job, self.table) if offload == "activations-cpu" else np.zeros(len(self.table))
             compute = forward_window + backward_window
             out.offload_s[self.rows] = offload_seconds(offload, owned, saved, compute, self.m, self.cluster, self.constants)
         low, high = spread(self.model, self.job, self.structure, self.rate, self.constants)

@@ -101,7 +101,7 @@ def block_widths(block: Block) -> tuple[int, int]:
     made_by = {op.output: op.kind for op in block}
     found: dict[str, int] = {}
     for op in block:
-        if op.experts or op.kind not in ("linear", "attention", "activation", "multiply", "norm") or op.heads and op.kind == "norm":
+        if op.experts or op.kind not in ("linear", "attention", "activation", "multiply", "norm") or (op.heads and op.kind == "norm"):
             continue
         names = op.inputs[:1] if op.kind in ("linear", "norm", "activation") else op.inputs
         for name in names:
@@ -115,4 +115,3 @@ def block_widths(block: Block) -> tuple[int, int]:
             found[name] = max(found.get(name, 0), size)
     split = sum(n for name, n in found.items() if region.get(name, "tensor") == "tensor")
     return sum(found.values()) - split, split
-

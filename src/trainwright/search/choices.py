@@ -1,4 +1,7 @@
-"""Masks and sentences about choices: batch and sharding, what a framework and a GPU can do, what has no effect. Listed as rules in `trainwright.search.constraints`."""
+"""Masks and sentences about choices: batch and sharding, what a framework and a GPU can do, what has no effect.
+
+Listed as rules in `trainwright.search.constraints`.
+"""
 
 from __future__ import annotations
 

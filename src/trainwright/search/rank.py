@@ -21,12 +21,14 @@ from ..spec.model import ModelSpec
 from ..spec.plan import ParallelPlan, Structure
 from ..spec.run import StrategySection
 from .collect import Collector, Kept
+from .order import families, firsts, ordered
 from .pricing import Equations, Pricing, resized
 from .rules import Case
 from .space import enumerate_plans, late_rules
 
 OBJECTIVES = ("time", "cost", "memory")
 BREAKS_DEADLINE = "slower than the deadline"
+SAME_FAMILY = "a better plan differs in schedule, virtual stages or the split of dp only"
 BREAKS_BUDGET = "dearer than the budget"
 
 
@@ -38,6 +40,7 @@ class SearchOptions:
     * `max_cost` in dollars and `deadline_s` in seconds bound the whole run and need a number of tokens. `max_gpus` lets the search use fewer.
     * `memory_margin`: share of the card kept free, None = the cluster's.
     * `exact`: most plans that get the exact pass. `tie`: relative difference that counts as none.
+    * `distinct`: of plans that differ in schedule, virtual stages or the split of data parallelism only, keep the best.
     * `advice`: leave out what would run but be pointless or slow (`Rule.advice`).
     """
 
@@ -49,6 +52,7 @@ class SearchOptions:
     memory_margin: float | None = None
     exact: int = 256
     tie: float = 0.01
+    distinct: bool = True
     advice: bool = True
 
 
@@ -165,25 +169,18 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     margin = case.cluster.memory_margin if options.memory_margin is None else options.memory_margin
     slowest = min(limits.values(), default=np.inf)
     late = late_rules(strategy, options.advice)
-    floor = 0.0
+    memory = options.objective == "memory"
+    wanted, floor = 16 * options.top, 0.0
     while True:
-        collector = Collector(
-            case,
-            space,
-            pricing,
-            late,
-            margin,
-            4 * options.top,
-            np.inf if options.objective == "memory" else slowest,
-            floor,
-            options.objective != "memory",
-        )
+        collector = Collector(case, space, pricing, late, margin, wanted, np.inf if memory else slowest, floor, not memory)
         kept = collector.run()
         found = _exact(case, kept, options, pricing, limits)
-        last = float(np.sort(found.step_s)[min(options.top, len(found)) - 1]) if len(found) else 0.0
-        if options.objective == "memory" or last <= kept.cutoff or floor >= last:
+        complete = memory or kept.cutoff >= slowest
+        last = float(np.sort(found.step_s)[min(options.top, len(found)) - 1]) if len(found) else np.inf
+        if complete or (len(found) >= options.top and last <= max(kept.cutoff, floor)):
             break
-        floor = last  # plans screened between the cutoff and the last one shown might be better: price those as well
+        # plans screened between the cutoff and the last one shown might be better, or too few differ: price more
+        wanted, floor = (wanted, last) if len(found) >= options.top else (8 * wanted, floor)
     removed = dict(space.removed)
     for name, count in (*kept.removed.items(), *found.removed.items()):
         removed[name] = removed.get(name, 0) + count
@@ -212,7 +209,11 @@ def _exact(case: Case, kept: Kept, options: SearchOptions, pricing: Pricing, lim
         parts.append(breakdown)
         done = int(rows[-1]) + 1
         good = np.concatenate(times) <= min(limits.values(), default=np.inf)
-        best = np.sort(np.concatenate(times)[good])
+        so_far = np.flatnonzero(good)
+        best = np.sort(np.concatenate(times)[so_far])
+        if options.distinct and len(so_far):
+            by_time = so_far[np.argsort(np.concatenate(times)[so_far], kind="stable")]
+            best = best[firsts(families(table.take(by_time)))]
         enough = len(best) >= options.top
         if enough and (options.objective == "memory" or (done < len(table) and screened[done] > best[options.top - 1] * (1 + options.tie))):
             break
@@ -227,6 +228,10 @@ def _exact(case: Case, kept: Kept, options: SearchOptions, pricing: Pricing, lim
     rows = np.flatnonzero(keep)
     value = _value(case, options, step_s[rows], device[:done][rows])
     order = ordered(table.take(rows), value, options.tie)
+    if options.distinct and len(order):
+        once = firsts(families(table.take(rows[order])))
+        removed |= {SAME_FAMILY: len(order) - len(once)} if len(once) < len(order) else {}
+        order = order[once]
     rows = rows[order]
     return Ranking(
         table.take(rows),
@@ -246,29 +251,6 @@ def _value(case: Case, options: SearchOptions, step_s: Column, device: IntColumn
         return device.astype(float)
     clock = step_s / max(reliability(case.model, case.job, case.cluster.gpus).goodput, 1e-9)
     return clock if options.objective == "time" else clock * case.cluster.gpus
-
-
-def mechanisms(plan: ParallelPlan) -> int:
-    """How many things a plan uses that could go wrong: axes, virtual stages, a schedule of its own, recomputation, sharding, offload (counts double)."""
-    s = plan.structure
-    used = [plan.tp > 1, plan.pp > 1, plan.cp > 1, plan.ep > 1, plan.etp > 1, plan.virtual_stages > 1]
-    used += [plan.dp_replicate > 1 and plan.dp_shard > 1, s.sharding != "none", s.recompute != "none", s.async_tp, s.compile]
-    used += [plan.pp > 1 and s.schedule not in ("1f1b", "interleaved-1f1b")]
-    return sum(used) + 2 * (s.offload != "none")
-
-
-def ordered(table: PlanTable, value: Column, tie: float) -> IntColumn:
-    """Rows best first: groups within `tie` of their best, inside a group the simpler plan first."""
-    rank = np.argsort(value, kind="stable")
-    found: list[int] = []
-    start = 0
-    while start < len(rank):
-        end = int(np.searchsorted(value[rank], value[rank[start]] * (1 + tie), side="right"))
-        group = [(int(i), table.plan(int(i))) for i in rank[start : max(end, start + 1)]]
-        group.sort(key=lambda g: (mechanisms(g[1]), g[1].tp * g[1].pp * g[1].cp, value[g[0]]))
-        found += [i for i, _ in group]
-        start = max(end, start + 1)
-    return np.array(found, dtype=np.int64)
 
 
 def _merge(parts: Sequence[Ranking], options: SearchOptions) -> Ranking:

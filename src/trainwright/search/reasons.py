@@ -14,8 +14,9 @@ from ..spec.model import ModelSpec
 from ..spec.plan import ParallelPlan
 from ..units import format_bytes, format_seconds
 from .constraints import ERRORS
+from .order import mechanisms
 from .pricing import Equations
-from .rank import Ranking, SearchOptions, mechanisms
+from .rank import Ranking, SearchOptions
 from .rules import Case, mask, with_field
 
 NAMES = {
@@ -76,8 +77,14 @@ def _why_first(ranking: Ranking, options: SearchOptions, job: TrainingJob) -> st
     other = ranking.plans.plan(best)
     gap = float(ranking.value[0] / ranking.value[best] - 1)
     fewer = mechanisms(other) - mechanisms(plan)
-    simpler = f"uses {fewer} mechanism{'s' * (fewer > 1)} fewer" if fewer > 0 else "splits the model over fewer GPUs"
+    simpler = f"uses {fewer} mechanism{'s' * (fewer > 1)} fewer" if fewer > 0 else _simpler(plan, other)
     return f"{lead}; within {gap:.1%} of the {what} of {ranking.searched:,} layouts ({describe(other)}), and simpler: it {simpler}."
+
+
+def _simpler(plan: ParallelPlan, other: ParallelPlan) -> str:
+    if plan.tp * plan.pp * plan.cp < other.tp * other.pp * other.cp:
+        return "splits the model over fewer GPUs"
+    return "has fewer stages" if plan.virtual_stages < other.virtual_stages else "is better among plans as simple"
 
 
 def limits(ranking: Ranking, i: int) -> str:
