@@ -88,6 +88,14 @@ def test_cached_blocks_never_make_a_plan_fail_and_live_tensors_always_do():
     assert not verdicts[0]
 
 
+def test_expandable_segments_leave_fewer_holes():
+    layout = plan(framework="deepspeed", sharding="zero3", dp_shard=8, recompute="full", micro_batch_size=4)
+    grown = replace(layout, structure=replace(layout.structure, options=(("expandable_segments", True),)))
+    fixed, expandable = whole(layout), whole(grown)
+    assert expandable.peak_bytes[0] == fixed.peak_bytes[0]
+    assert expandable.reserved_bytes[0] < fixed.reserved_bytes[0]
+
+
 def test_frameworks_that_build_the_model_in_every_process_hold_a_copy_a_rank():
     """Eight processes of DDP each load 2 bytes a parameter into host memory; ZeRO-3 and FSDP one a node."""
     ddp = whole(plan(framework="ddp", sharding="none", dp_replicate=8)).host_bytes_per_node[0]

@@ -32,6 +32,8 @@ COMMUNICATOR = 350 * MIB
 # (activations, logits, gathered weights), half of it holes in segments that are in use, half whole segments; and a base of cached segments.
 # Inferred from published peaks, no range documented elsewhere: 5 to 20 % and 0.5 to 1.5 GB.
 HOLES, FRAGMENTS, CACHED = 0.06, 0.12, 0.7 * GB
+# Option ``expandable_segments`` (PYTORCH_CUDA_ALLOC_CONF): segments grow in place, holes of a few pages (2 MiB) remain.
+EXPANDABLE = 0.25
 
 
 def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> MemoryTable:
@@ -99,6 +101,7 @@ def slack(model: ModelSpec, table: PlanTable, found: MemoryTable) -> tuple[Colum
     live = (found.peak_bytes - b["framework"]).astype(np.float64)
     pooled = np.maximum(found.extra.get("pooled_bytes", live) - live, 0)
     moving = (b["activations"] + b["logits"] + b["communication_buffers"]).astype(np.float64)
+    moving = moving * by_row(table, lambda s: EXPANDABLE if dict(s.options).get("expandable_segments") else 1.0)
     if model.is_moe:  # sizes that change with the routing: all of it is holes, compiled or not
         return FRAGMENTS * moving, pooled + CACHED
     moving = moving * by_row(table, lambda s: not s.compile)  # a compiled block plans its own buffers

@@ -152,6 +152,9 @@ def loss_bytes(scope: Scope) -> LossBytes:
     of_family = job.loss == "plain" and scope.model.family in scope.framework.memory.kernel_loss_families
     if of_family or compiles_loss(scope):  # one kernel reads the 16-bit logits, one writes their gradient
         return LossBytes(c * whole, c * whole, 2 * c * whole, head_rows, nothing)
+    if job.loss == "chunked" and scope.structure.compile:  # each chunk compiled: 16-bit logits and gradients, fp32 of one chunk
+        chunk = 4 * ceil_div(whole, job.loss_chunks)
+        return LossBytes(c * whole, c * whole + chunk, 2 * c * whole + chunk, head_rows, nothing)
     if job.loss == "chunked":
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
     else:
