@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trainwright.cost.step import PARTS, exact, screen
 from trainwright.cost.table import PlanTable
 from trainwright.cost.traffic import traffic
+from trainwright.schedules import SCHEDULES
 from trainwright.spec.plan import ParallelPlan, Structure
 
 from .parts import A100, H100, cluster, gpt, job, llama, plan, timed
@@ -162,3 +163,54 @@ def test_a_relative_card_says_so_and_widens_its_interval() -> None:
     assert strange.notes(0)
     assert not known.notes(0)
     assert strange.high_s[0] / strange.step_s[0] > known.high_s[0] / known.step_s[0]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize(("layers", "pp", "batch"), [(30, 4, 128), (61, 4, 512), (14, 2, 64)])
+def test_every_schedule_stays_above_its_bound(name: str, layers: int, pp: int, batch: int) -> None:
+    """Uneven stages, embedding and head on the ends, every placement: the replay never beats the screen, and parts sum."""
+    virtual = 1 if SCHEDULES[name].chunks == "one" else 2
+    structure = replace(MEGATRON, schedule=name)
+    p = plan(batch, structure=structure, pp=pp, dp_shard=8, virtual_stages=virtual)
+    model, what = llama(layers=layers), job(2048, batch)
+    quick, full = (timed(model, cluster(pp), what, p, quick=q) for q in (True, False))
+    assert quick.step_s[0] <= full.step_s[0] * (1 + 1e-9)
+    assert quick.step_s[0] > 0.6 * full.step_s[0]
+    assert sum(float(c[0]) for c in full.breakdown.values()) == pytest.approx(full.step_s[0], rel=1e-9)
+
+
+def test_long_steps_are_extended_by_their_steady_state() -> None:
+    """A replay of 4,096 micro-batches is not run whole, and costs what one of 256 says about each further micro-batch."""
+    model = llama(layers=14)
+    times = [
+        timed(model, cluster(4), job(2048, b), plan(b, structure=MEGATRON, pp=4, dp_shard=8)).step_s[0]
+        for b in (8 * 256, 8 * 512, 8 * 16384)
+    ]
+    slope = (times[1] - times[0]) / 256
+    assert times[2] == pytest.approx(times[1] + slope * (16384 - 512), rel=1e-3)
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
+    micro=st.sampled_from([1, 2]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    framework=st.sampled_from(["megatron", "deepspeed", "fsdp2"]),
+    attention=st.sampled_from(["flash", "eager"]),
+    precision=st.sampled_from(["bf16", "fp8"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_plan_is_priced(tp: int, pp: int, cp: int, micro: int, recompute: str, framework: str, attention: str, precision: str) -> None:
+    structure = Structure(
+        framework=framework,
+        sharding="zero3" if framework == "fsdp2" else "zero1",
+        sequence_parallel=tp > 1,
+        recompute=recompute,
+        attention=attention,
+    )
+    p = plan(128, micro=micro, structure=structure, tp=tp, pp=pp, cp=cp, dp_shard=64 // (tp * pp * cp))
+    quick, full = (timed(llama(layers=16), cluster(8), job(4096, 128, precision=precision), p, quick=q) for q in (True, False))
+    assert 0 < quick.step_s[0] <= full.step_s[0] * (1 + 1e-9)
+    assert all(np.isfinite(c).all() and (c >= -1e-12).all() for c in full.breakdown.values())
+    assert sum(t.seconds for t in full.terms(0)) == pytest.approx(full.step_s[0], rel=1e-9)
