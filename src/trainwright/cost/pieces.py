@@ -28,7 +28,7 @@ from .message import Message
 from .once import offload_seconds, optimizer_seconds, owned_parameters, saved_bytes
 from .overlap import DATA, IN_LAYER, behind, in_layer
 from .pipeline_time import stages_of
-from .prices import price
+from .prices import contiguous, price, take
 from .table import Column, PlanTable
 
 LAYER_PARTS = ("compute", "recompute", "tp", "cp", "ep", "host")
@@ -100,7 +100,6 @@ def pieces(
     n, kinds = len(table), tuple(block for block, _ in model.counts)
     if not detail:
         messages = [m for m in messages if m.axis != "pp"]
-    seconds = price(cluster, table, messages)
     made = Pieces(
         table=table,
         kinds=kinds,
@@ -117,28 +116,34 @@ def pieces(
         optimizer_s=np.zeros(n),
         offload_s=np.zeros(n),
         nodes=table.gpus / cluster.gpus_per_node,
-        message_seconds=seconds,
+        message_seconds=[np.zeros(n) for _ in messages] if detail else [],
         exposed_seconds=[np.zeros(n) for _ in messages] if detail else [],
         interval=(np.ones(n), np.ones(n)),
         notes=[() for _ in table.structures],
     )
     for structure, rows in table.by_structure():
-        chosen = [k for k, m in enumerate(messages) if m.calls[rows].any()]
+        place = contiguous(rows)
+        mine = table if len(rows) == n else table.take(place)  # type: ignore[arg-type]
+        sent = [take(m, place) for m in messages]
+        chosen = [k for k, m in enumerate(sent) if m.calls.any()]
+        sent = [sent[k] for k in chosen]
+        seconds = price(cluster, mine, sent)
         part = StructurePieces(
             model,
             cluster,
             job,
             structure,
-            table if len(rows) == n else table.take(rows),
-            [messages[k] for k in chosen],
-            [seconds[k][rows] for k in chosen],
+            mine,
+            sent,
+            seconds,
             table_of_constants,
             rules[structure.framework],
-            rows,
+            place,
         )
-        for k, shown in zip(chosen, part.fill(made)):
+        for k, every, shown in zip(chosen, seconds, part.fill(made)):
             if detail:
-                made.exposed_seconds[k][rows] = shown
+                made.message_seconds[k][place] = every
+                made.exposed_seconds[k][place] = shown
     return made
 
 
@@ -155,7 +160,7 @@ class StructurePieces:
     seconds: list[Column]
     constants: Constants
     rules: TimeRules
-    rows: NDArray[np.intp]
+    rows: NDArray[np.intp] | slice
 
     def __post_init__(self) -> None:
         t = self.table
@@ -228,7 +233,6 @@ class StructurePieces:
             for axis in IN_LAYER
             for way in ("f", "b")
         }
-        norm = self.constants["host"]["norm"]
         host = 0.0 if self.structure.cuda_graphs else self.rules.host_seconds(self.year)
         for k, (time, (block, _)) in enumerate(zip(times, self.model.counts)):
             axes = [a for a in IN_LAYER if a != "ep" or block.rows("grouped_linear")]
@@ -238,8 +242,8 @@ class StructurePieces:
             gpu_f = self.spread(time.forward) * self.age
             gpu_b = self.spread(time.backward) * self.age
             again = self.spread(time.recompute) * self.age
-            forward = together(gpu_f + comm_f, launch, norm)
-            backward = together(gpu_b + again + comm_b, launch + time.recompute_kernels * host, norm)
+            forward = together(gpu_f + comm_f, launch)
+            backward = together(gpu_b + again + comm_b, launch + time.recompute_kernels * host)
             weight = self.spread(time.weight) * self.age
             r = self.rows
             out.forward[k, r] = forward
@@ -311,16 +315,20 @@ class StructurePieces:
         """One message between stages; where each tensor-parallel rank sends its part, the gather at the receiver is fast and left out."""
         for m in self.messages:
             if m.axis == "pp" and m.collective == "send_recv":
-                size = m.bytes_per_call[self.rows]
+                size = m.bytes_per_call
                 if self.rules.scatters_p2p and not self.structure.sequence_parallel:
                     size = size // self.table.tp
-                one = collective_seconds("send_recv", size, self.cluster, m.ranks[self.rows], m.stride[self.rows])
-                out.p2p_s[self.rows] = np.where(m.calls[self.rows] > 0, np.maximum(out.p2p_s[self.rows], one), out.p2p_s[self.rows])
+                one = collective_seconds("send_recv", size, self.cluster, m.ranks, m.stride)
+                out.p2p_s[self.rows] = np.where(m.calls > 0, np.maximum(out.p2p_s[self.rows], one), out.p2p_s[self.rows])
 
 
-def together(gpu: Column, host: Column | float, norm: float) -> Column:
-    """Seconds of a layer whose kernels take `gpu` and whose launches take `host`: the longer one, smoothly, since neither runs ahead for ever."""
-    return (gpu**norm + np.asarray(host) ** norm) ** (1.0 / norm)
+def together(gpu: Column, host: Column | float) -> Column:
+    """Seconds of a layer whose kernels take `gpu` and whose launches take `host`: the longer one, joined smoothly, since neither runs ahead for ever.
+
+    (gpu^3 + host^3)^(1/3); the exponent fits small models between 2 and 6, and 3 needs no logarithm.
+    """
+    share = host / gpu
+    return np.asarray(gpu * np.cbrt(1.0 + share * share * share))
 
 
 def software_factor(cluster: ClusterSpec, year: float, table: Constants) -> float:

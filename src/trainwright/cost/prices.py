@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from ..spec.cluster import ClusterSpec
 from .collectives import collective_seconds
 from .distinct import distinct
 from .message import Message
-from .table import Column, PlanTable
+from .table import Column, IntColumn, PlanTable
 
 
 def price(cluster: ClusterSpec, table: PlanTable, messages: Sequence[Message]) -> list[Column]:
@@ -25,11 +26,23 @@ def price(cluster: ClusterSpec, table: PlanTable, messages: Sequence[Message]) -
     return [_one(cluster, keys.get(m.axis, [outside]), m) for m in messages]
 
 
+def contiguous(rows: NDArray[np.intp]) -> NDArray[np.intp] | slice:
+    """Rows that stand one after the other as a slice, so that taking them copies nothing."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def take(m: Message, rows: NDArray[np.intp] | slice) -> Message:
+    """The message of some plans."""
+    return replace(m, bytes_per_call=m.bytes_per_call[rows], calls=m.calls[rows], ranks=m.ranks[rows], stride=m.stride[rows])
+
+
 def _one(cluster: ClusterSpec, keys: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]], m: Message) -> Column:
+    code = _mixed(m.bytes_per_call, m.ranks, m.stride)
     for first, where in keys:
-        columns = (m.bytes_per_call, m.ranks, m.stride)
-        if all(bool((c == c[first][where]).all()) for c in columns):
-            size, ranks, stride = (c[first] for c in columns)
+        if bool((code == code[first][where]).all()):
+            size, ranks, stride = (c[first] for c in (m.bytes_per_call, m.ranks, m.stride))
             return np.asarray(collective_seconds(m.collective, size, cluster, ranks, stride))[where] * m.calls
     active = m.calls > 0
     seconds = np.zeros(len(m.calls))
@@ -37,3 +50,8 @@ def _one(cluster: ClusterSpec, keys: Sequence[tuple[NDArray[np.intp], NDArray[np
         collective_seconds(m.collective, m.bytes_per_call[active], cluster, m.ranks[active], m.stride[active]) * m.calls[active]
     )
     return seconds
+
+
+def _mixed(size: IntColumn, ranks: IntColumn, stride: IntColumn) -> IntColumn:
+    """One number that differs where any of three does (odd multipliers modulo 2^64)."""
+    return size + ranks * 6364136223846793005 + stride * 1442695040888963407
