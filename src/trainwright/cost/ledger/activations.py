@@ -159,7 +159,11 @@ def loss_bytes(scope: Scope) -> LossBytes:
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
     else:
         holds = scope.framework.memory.holds_outputs
-        held, stale = (c if holds == "live" else 0), (c if holds == "cached" else 0) + (2 if c == 2 else 0)
+        held = c if holds == "live" else 0
+        stale = c if c == 2 and holds != "live" else 0
+        date = scope.structure.framework_date
+        if holds == "cached" and c == 2 and date is not None and date < "2024-09":
+            stale += 4  # before transformers 4.45 the model itself cast its logits to fp32, and the output held those
         forward = max(8 + (c if c < 4 else 0), 8 + held)
         alone = LossBytes((4 + held) * whole, forward * whole, (12 + held) * whole, head_rows, stale * whole)
     if scope.framework.memory.saves_parallel is None:
