@@ -8,7 +8,7 @@ over s tokens is counted as half of the square, s^2/2 (Dao, arXiv:2307.08691, se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -165,7 +165,7 @@ def causal_pairs(length: float, window: int | None = None) -> float:
     return window * length - window * window / 2
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _whole(tokens: float, sequences: float) -> Shares:
     one = np.ones(1)
     return Shares(one * tokens, one * sequences, one, one, one, one, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ def schedule_of(name: str, virtual_stages: int) -> str:
     return "1f1b" if virtual_stages == 1 and SCHEDULES[name].chunks == "many" else name
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _kinds(model: ModelSpec) -> NDArray[np.float64]:
     names = [block.name for block, _ in model.counts]
     order = {block: i for i, (block, _) in enumerate(model.counts)}
@@ -67,7 +67,7 @@ def _kinds(model: ModelSpec) -> NDArray[np.float64]:
     return hot.cumsum(axis=0)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def stages_of(model: ModelSpec, pp: int, virtual_stages: int, schedule: str, given: tuple[int, ...] | None, even: bool) -> Stages:
     """Layers of each kind on each stage, and the rank of each stage."""
     total = pp * virtual_stages

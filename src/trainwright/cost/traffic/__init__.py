@@ -73,7 +73,7 @@ def _scatter(part: Message, into: Message | None, rows: NDArray[np.intp], length
     """`part` with its columns spread to `length` rows, or written into those of a message alike."""
 
     def column(name: str, empty: int) -> IntColumn:
-        whole: IntColumn = np.full(length, empty, dtype=np.int64) if into is None else getattr(into, name).copy()
+        whole: IntColumn = np.full(length, empty, dtype=np.int64) if into is None else getattr(into, name)  # made here, so ours to write
         whole[rows] = getattr(part, name)
         return whole
 

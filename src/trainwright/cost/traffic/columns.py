@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ...spec.precision import DTYPE_BYTES, activation_bytes
+from ..distinct import distinct
 from ..message import Axis, Message, Phase
 from ..stages import layers_of_rank, layers_per_stage
 from ..table import IntColumn, PlanTable
@@ -257,9 +258,9 @@ class Case:
         return pipeline_stage(self)
 
 
-def _profile(case: Case, pp: int, virtual: int) -> list[dict[str, int]]:
+@lru_cache(maxsize=4096)
+def _profile(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[dict[str, int]]:
     """For each pipeline rank: number of layers of each kind, ends, chunks, sends."""
-    model, structure = case.model, case.structure
     names = list(model.blocks)
     stages = pp * virtual
     counts = layers_per_stage(model.num_layers, stages, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
@@ -298,14 +299,13 @@ def _parameters(model: ModelSpec, profile: dict[str, int]) -> int:
 
 def pipeline_stage(case: Case) -> Stage:
     table = case.table
-    keys = np.stack([table.pp, table.virtual_stages], axis=1)
-    distinct, where = np.unique(keys, axis=0, return_inverse=True)
-    where = where.reshape(-1)
+    first, where = distinct((table.pp, table.virtual_stages))
     columns: dict[str, IntColumn] = {}
     rank = np.zeros(len(table), dtype=np.int64)
-    for i, (pp, virtual) in enumerate(distinct.tolist()):
+    for i, row in enumerate(first.tolist()):
         rows = where == i
-        profiles = _profile(case, pp, virtual)
+        pp = int(table.pp[row])
+        profiles = _profile(case.model, case.structure, pp, int(table.virtual_stages[row]))
         if case.rank is None:
             weights = [_parameters(case.model, p) for p in profiles]
             chosen = np.full(int(rows.sum()), weights.index(max(weights)))
