@@ -136,7 +136,7 @@ def test_device_memory_of_lora(seq_len: int, gb: float):
 def test_reserved_memory_of_qlora_under_fsdp1(micro_batch: int, gb: float):
     """Llama-2-7B, nf4, two RTX 3090, sequences of 2048 (AnswerDotAI/fsdp_qlora@05ed9f2 benchmarks), within 10 %."""
     adapters = {"method": "qlora", "lora_rank": 64, "lora_targets": LINEARS, "master_weights": "none", "gradient_dtype": "bf16"}
-    layout = plan(framework="fsdp1", sharding="zero3", recompute="full", dp_shard=2, micro_batch_size=micro_batch)
+    layout = plan(framework="fsdp1", framework_date="2024-03", sharding="zero3", recompute="full", dp_shard=2, micro_batch_size=micro_batch)
     found = peaks(LLAMA_2_7B, RTX_3090, job(2048, base_quantization="nf4", **adapters), layout)
     assert found.reserved_bytes[0] == pytest.approx(gb * 1e9, rel=0.10)
 
