@@ -14,7 +14,10 @@ from trainwright import simulate
 from trainwright.errors import SpecError
 from trainwright.schedules import SCHEDULES
 from trainwright.schedules.torch_csv import read_csv
+from trainwright.simulate.check import compare
+from trainwright.simulate.fsdp import Optimizer
 from trainwright.simulate.layout import Layout
+from trainwright.simulate.traffic import expected
 
 BY_RANKS = {
     "data parallel": lambda n: Layout(dp_replicate=n),
@@ -199,3 +202,32 @@ def test_a_schedule_of_ones_own(tmp_path):
     report = simulate.pipeline(schedule=str(file), batch=4, steps=1)
     assert report.figures["ranks"] == 2
     assert report.figures["relative_error"]["gradients"] < 1e-12
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp_replicate=3),
+        Layout(dp_replicate=2, dp_shard=2, zero=3),
+        Layout(tp=4),
+        Layout(pp=2, microbatches=4, schedule="dualpipe"),
+        Layout(dp_shard=2, zero=2, tp=2, sequence_parallel=True, pp=2, cp=2, microbatches=2),
+    ],
+)
+@pytest.mark.parametrize("model", ["gpt", "moe", "kv"])
+def test_clipping_by_the_norm_of_the_whole_gradient(layout, model):
+    """The norm counts every weight once: not replicas, not what all tensor-parallel ranks hold, not a tied weight on two stages."""
+    config = replace(DENSE, kv_heads=2) if model == "kv" else MODELS[model]
+    layout = replace(layout, ep=2) if model == "moe" and layout.data_ranks % 2 == 0 else layout
+    clipped = Optimizer("sgd", rate=0.5, clip=0.05)
+    found = compare(config, layout, batch=9, length=7, steps=3, optimizer=clipped)
+    free = compare(config, Layout(), batch=9, length=7, steps=3, optimizer=replace(clipped, clip=0.0))
+    assert found.difference.relative < 1e-12
+    assert abs(found.single.losses[-1] - free.single.losses[-1]) > 1e-4, "the limit must bind"
+    formula = expected(config, layout, 0, batch=9, length=7, steps=3, routes=found.distributed.routing, clip=True)
+    assert formula.get(("norm", "all_reduce"), 0) == found.distributed.traffic.bytes_by_rank("norm").get(0, 0)
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_gradients_by_tree(ranks):
+    check(DENSE, Layout(dp_replicate=ranks, all_reduce="tree", bucket_bytes=3000), steps=2)

@@ -39,6 +39,7 @@ class Optimizer:
     beta2: float = 0.95
     eps: float = 1e-5
     decay: float = 0.01
+    clip: float = 0.0  # largest norm of the whole gradient; 0: no clipping
 
     @property
     def states(self) -> int:
@@ -123,6 +124,8 @@ class Store:
         self.layout, self.ledger, self.optimizer, self.rank = layout, ledger, optimizer, rank
         self.head_unit = config.head_unit
         self.tp = rank.group(layout.group("tp", at))
+        self.cut_by_tp = {p.name for p in params if "tp" in p.split}
+        self.world = rank.group(range(rank.world.size))
         self.tp_copies = rank.group(layout.tp_copies(at, min(config.kv_heads, layout.tp)))
         self.buckets: list[Bucket] = []
         used = [p for p in params if p.unit in units or (config.tied and p.name == "embedding" and config.head_unit in units)]
@@ -269,7 +272,7 @@ class Store:
         if self.layout.zero:
             part = bucket.shard_group.reduce_scatter([gradient[lo:hi] for lo, hi in bucket.chunks], "gradients")
         else:
-            part = bucket.replicate_group.all_reduce(gradient, "gradients")
+            part = bucket.replicate_group.all_reduce(gradient, "gradients", self.layout.all_reduce)
         bucket.gradient = None
         self.ledger.free("gradients", gradient.nbytes)
         if bucket.reduced is None:
@@ -289,8 +292,34 @@ class Store:
                 bucket.reduced = bucket.replicate_group.all_reduce(bucket.reduced, "replicas")
             bucket.reduced = bucket.twins.all_reduce(bucket.reduced, "twins")
 
+    def clip(self) -> None:
+        """Scale every gradient down where the norm of the whole model's is over the limit.
+
+        The norm is of all weights wherever they are: each rank adds the squares of what it owns, each element divided by the number of ranks that own
+        a copy of it, and one number is summed over the world. Adding up every rank's own norm would count replicas, and norms alone would miss shards.
+        """
+        total = 0.0
+        for bucket in self.buckets:
+            lo, hi = bucket.chunks[bucket.shard_group.me]
+            for name, (a, b, _) in bucket.places.items():
+                part = bucket.reduced[max(a, lo) - lo : max(min(b, hi) - lo, 0)] if bucket.reduced is not None else np.zeros(0)
+                total += float((part * part).sum()) / (bucket.replicate_group.size * bucket.twins.size * self._tp_holders(bucket, name))
+        norm = float(self.world.all_reduce(np.array([total]), "norm")[0]) ** 0.5
+        if norm > self.optimizer.clip:
+            for bucket in self.buckets:
+                if bucket.reduced is not None:
+                    bucket.reduced = bucket.reduced * (self.optimizer.clip / norm)
+
+    def _tp_holders(self, bucket: Bucket, name: str) -> int:
+        """How many tensor-parallel ranks hold the same part of this weight."""
+        if name in bucket.copied:
+            return self.tp_copies.size
+        return 1 if name in self.cut_by_tp else self.tp.size
+
     def step(self, number: int) -> None:
         """One optimizer step on what this rank owns, then (ZeRO-1, 2) everyone's new weights are gathered."""
+        if self.optimizer.clip:
+            self.clip()
         for bucket in self.buckets:
             gradient = bucket.reduced
             if gradient is None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ..errors import SpecError, unknown
 from ..schedules.actions import ActionTable
+from .collectives import ALGORITHMS
 from .model import TinyConfig, local_heads
 
 RECOMPUTE = ("none", "selective", "full")
@@ -58,6 +59,7 @@ class Layout:
     cp_kind: str = "ring"
     average: str = "tokens"
     bucket_bytes: int = 0
+    all_reduce: str = "ring"
     reduce_every_microbatch: bool = False
     reshard_after_forward: bool = True
 
@@ -132,7 +134,13 @@ class Layout:
                 raise SpecError(f"{value!r} is not a whole number of at least 1", name, "1")
         if self.zero not in (0, 1, 2, 3):
             raise SpecError(f"ZeRO stage {self.zero!r} does not exist", "zero", [0, 1, 2, 3])
-        for name, legal in (("recompute", RECOMPUTE), ("offload", OFFLOAD), ("average", AVERAGES), ("cp_kind", CP_KINDS)):
+        for name, legal in (
+            ("recompute", RECOMPUTE),
+            ("offload", OFFLOAD),
+            ("average", AVERAGES),
+            ("cp_kind", CP_KINDS),
+            ("all_reduce", ALGORITHMS),
+        ):
             if getattr(self, name) not in legal:
                 raise unknown(name, getattr(self, name), legal, name)
         self._check_tensor(config)

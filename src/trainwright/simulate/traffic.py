@@ -3,7 +3,8 @@
 `expected` gives {(purpose, collective): bytes} of one rank; the counters of a run must be equal, to the byte. Purposes: ``tp`` (activations), ``tp loss``,
 ``tp partial`` and ``tp copies``
 (gradients of weights that all or some tensor-parallel ranks hold), ``cp``, ``ep``, ``ep counts``, ``pp``, ``weights``, ``gradients``, ``replicas``,
-``twins`` (the same weight on several stages), ``loss``, ``host``.
+``twins`` (the same weight on several stages), ``loss``, ``norm`` (of the
+whole gradient, for clipping), ``host``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import SpecError
-from .collectives import bounds, ring_bytes, split_sizes
+from .collectives import bounds, ring_bytes, split_sizes, tree_bytes
 from .context import positions_of
 from .data import sequences_of
 from .expert import Routing
@@ -64,7 +65,11 @@ class _Rank:
         if len(sizes) > 1:
             self.sent[purpose, kind] += times * ring_bytes(kind, [s * self.itemsize for s in sizes], member)
 
-    def all_reduce(self, purpose: str, elements: int, group: Sequence[int], times: int = 1) -> None:
+    def all_reduce(self, purpose: str, elements: int, group: Sequence[int], times: int = 1, algorithm: str = "ring") -> None:
+        if algorithm == "tree" and len(group) > 1:
+            halves = [h * self.itemsize for h in split_sizes(elements, 2)]
+            self.sent[purpose, "all_reduce"] += times * tree_bytes(halves, len(group), group.index(self.rank))
+            return
         self.ring(purpose, "all_reduce", split_sizes(elements, len(group)), group.index(self.rank), times)
 
 
@@ -183,7 +188,10 @@ def _states(r: _Rank) -> None:
         r.all_reduce("tp copies", copied, layout.tp_copies(at, min(config.kv_heads, layout.tp)), reduces)
         r.ring("weights", "all_gather", chunks, me, gathers)
         r.ring("gradients", "reduce_scatter", chunks, me, reduces)
-        r.all_reduce("replicas" if layout.zero else "gradients", chunks[me], replicas, 1 if layout.zero else reduces)
+        if layout.zero:
+            r.all_reduce("replicas", chunks[me], replicas)
+        else:
+            r.all_reduce("gradients", total, replicas, reduces, layout.all_reduce)
         twins = [layout.rank(at._replace(pp=p)) for p in sorted(set.union(*(holders[u] for u in units)))]
         r.all_reduce("twins", chunks[me], twins)
         _host_states(r, chunks[me] * r.itemsize, _gathers(r, mine))
@@ -225,9 +233,19 @@ def _saved(r: _Rank, unit: int, m: int) -> int:
 
 
 def expected(
-    config: TinyConfig, layout: Layout, rank: int, *, batch: int, length: int, steps: int = 1, itemsize: int = 8, routes: Routes = ()
+    config: TinyConfig,
+    layout: Layout,
+    rank: int,
+    *,
+    batch: int,
+    length: int,
+    steps: int = 1,
+    itemsize: int = 8,
+    routes: Routes = (),
+    clip: bool = False,
 ) -> Table:
-    """{(purpose, collective): bytes} that `rank` sends in `steps` optimizer steps. `routes`: each rank's `Routing` log, for expert parallelism.
+    """{(purpose, collective): bytes} that `rank` sends in `steps` optimizer steps. `routes`: each rank's `Routing` log, for expert parallelism; `clip`: the
+    optimizer clips.
 
     Offloaded activations have a formula for dense blocks only: `SpecError` with experts.
     """
@@ -242,6 +260,8 @@ def expected(
         for part in (_tensor, _context, _pipeline, _states, _loss, _host_activations):
             part(r)
         _expert(r, routes, step)
+        if clip:
+            r.all_reduce("norm", 1, range(layout.world_size))
         for key, size in r.sent.items():
             total[key] += size
     return {k: v for k, v in total.items() if v}

@@ -122,6 +122,7 @@ PURPOSES = {
     "replicas": "gradient shards over replicas",
     "twins": "copies on other stages",
     "loss": "loss and token count",
+    "norm": "norm of the gradient",
     "host": "host link",
 }
 

@@ -20,6 +20,7 @@ def data_parallel(
     steps: Steps = 5,
     padded: Annotated[bool, "End each sequence in padding at a place of its own, so that token counts differ more."] = False,
     bucket_bytes: Annotated[int, "DDP's buckets, filled from the last weight to the first; 0: one a block."] = 0,
+    algorithm: Annotated[str, "How gradients are summed: ring or tree."] = "ring",
     model_name: Model = "dense",
     seed: Seed = 0,
 ) -> Report:
@@ -29,7 +30,7 @@ def data_parallel(
     """
     check_sizes(ranks, batch, length, steps)
     config = model(model_name)
-    layout = Layout(dp_replicate=ranks, bucket_bytes=bucket_bytes)
+    layout = Layout(dp_replicate=ranks, bucket_bytes=bucket_bytes, all_reduce=algorithm)
     right = compare(config, layout, batch=batch, length=length, steps=steps, seed=seed, padded=padded)
     wrong = compare(config, replace(layout, average="ranks"), batches=right.batches, seed=seed, single=right.single)
     first = [
@@ -75,7 +76,7 @@ def data_parallel(
         [Table("Who has what in the last step", shares), against_one_device(right), averages, table],
         {**figures(right, equal), "gradient_error_mean_of_means": first[1], "all_reduces_per_step": calls},
         [
-            f"Gradients travel in {calls} bucket(s) a step; a ring all-reduce sends 2 (n-1)/n of the gradient's bytes from every rank.",
+            f"Gradients travel in {calls} bucket(s) a step; a ring all-reduce sends 2 (n-1)/n of the gradient's bytes from every rank, a tree as much in sum.",
             "Shards are unequal: the mean of the ranks' means weighs the tokens of small shards more and is another gradient."
             if uneven
             else "Shards have as many tokens each: both averages are the same.",

@@ -72,7 +72,7 @@ def mixed_precision(
             f"Loss {np.mean(none.losses[-4:]):.3f} against {np.mean(masters.losses[-4:]):.3f}.",
             f"Averaged over {tokens:,} tokens, {records['FP16, no loss scale'].underflow_share:.0%} of FP16's gradient values become 0; "
             f"with a scale of 2^16 {records['FP16, static scale 2^16'].underflow_share:.1%}. BF16 has FP32's exponents and needs no scale.",
-            f"The dynamic scale starts at {dynamic.scales[0]:.3g}: {len(dynamic.skipped)} overflows were skipped, each halving it; it doubles after 200 good steps.",
+            f"The dynamic scale starts at {dynamic.scales[0]:.3g}: {len(dynamic.skipped)} overflows were skipped, each halving it; 200 good steps double it.",
         ],
     )
 
