@@ -140,7 +140,8 @@ def pieces(
             rules[structure.framework],
             place,
         )
-        for k, every, shown in zip(chosen, seconds, part.fill(made)):
+        visible = part.fill(made)
+        for k, every, shown in zip(chosen, part.seconds, visible):
             if detail:
                 made.message_seconds[k][place] = every
                 made.exposed_seconds[k][place] = shown
@@ -192,7 +193,9 @@ class StructurePieces:
         if offload in ("none", "activations-cpu"):
             out.optimizer_s[self.rows] = optimizer_seconds(owned, self.job, self.rate.bytes_per_s, self.constants)
         if offload != "none":
-            saved = saved_bytes(self.model, self.cluster, self.job, self.table) if offload == "activations-cpu" else np.zeros(len(self.table))
+            saved = (
+                saved_bytes(self.model, self.cluster, self.job, self.table) if offload == "activations-cpu" else np.zeros(len(self.table))
+            )
             compute = forward_window + backward_window
             out.offload_s[self.rows] = offload_seconds(offload, owned, saved, compute, self.m, self.cluster, self.constants)
         low, high = spread(self.model, self.job, self.structure, self.rate, self.constants)
@@ -283,6 +286,10 @@ class StructurePieces:
     def _data(self, out: Pieces, shown: list[Column], layers: NDArray[np.float64], forward_window: Column, backward_window: Column) -> None:
         """Data-parallel traffic: each phase hides behind its window, of every micro-batch where parameters are gathered for each."""
         each = self.structure.sharding in ("zero2", "zero3")
+        slow = self.rules.gather_factor(self.year) if self.structure.sharding == "zero3" else 1.0
+        if slow != 1.0:
+            self.seconds = [s * slow if m.axis in DATA else s for m, s in zip(self.messages, self.seconds)]
+            shown[:] = [s * slow if m.axis in DATA else s for m, s in zip(self.messages, shown)]
         # one chunk's collective runs beside the other chunks of the warm-up: a whole round of micro-batches
         chunked = np.where(self.table.virtual_stages > 1, np.minimum(self.m, self.table.pp), 1.0)
         times = self.m if each else chunked

@@ -73,6 +73,7 @@ class TimeRules:
     * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all from `hides_ep_since`,
     `dp_residual` of overlapped
       data-parallel traffic that shows all the same, `overlaps_dp_since` the year from which it overlaps at all,
+      `gather_slowdown` (since year, factor) pairs on the traffic of sharded parameters,
       `configures_overlap_since` that from which usual configurations turn on an overlap of gradients that is off by default,
       `hides_input_gradient_since` that from which the reduction of an input gradient runs behind the weight gradient's product.
     * Pipeline: `blocking_p2p`: 1F1B's sends keep the rank busy; `scatters_p2p`: each tensor-parallel rank sends its part between stages
@@ -99,6 +100,7 @@ class TimeRules:
     dp_residual: float = 0.33
     overlaps_dp_since: float = 0.0
     configures_overlap_since: float = 9999.0
+    gather_slowdown: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
     blocking_p2p: bool = False
     scatters_p2p: bool = False
     attention: str = "sdpa"
@@ -108,6 +110,10 @@ class TimeRules:
     def host_seconds(self, year: float) -> float:
         """Seconds that the host needs to launch one kernel with the software of `year`."""
         return [s for since, s in self.host_s_per_kernel if year >= since][-1]
+
+    def gather_factor(self, year: float) -> float:
+        """How much longer than alone the traffic of sharded parameters takes with the software of `year`."""
+        return [f for since, f in self.gather_slowdown if year >= since][-1]
 
 
 @dataclass(frozen=True)
