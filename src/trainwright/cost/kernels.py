@@ -74,7 +74,8 @@ def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table:
     if gpu.tdp_w and "watts_per_tflops" in arch:
         share *= (gpu.tdp_w / (gpu.peak("fp16") / 1e12) / arch["watts_per_tflops"]) ** table["power"]["exponent"]
     share = min(share, table["matmul"]["burst"])
-    kernel = table["attention"][attention_kernel(arch.get("relative", name), year, library)]
+    newer = arch.get("attention", {}).get(gpu.arch)
+    kernel = table["attention"][newer or attention_kernel(arch.get("relative", name), year, library)]
     return Rates(
         product_flops=peak * share,
         eight_bit_flops=gpu.peak("fp8") * share * arch.get("fp8", 1.0),
