@@ -69,6 +69,7 @@ PARAMETERS = (
     Parameter("jitter a doubling of nodes", ("step", "jitter"), 0.005, 0.0, 0.01),
     Parameter("slowdown by hidden traffic", ("overlap", "slowdown"), 0.15, 0.05, 0.4),
     Parameter("software a year", ("software", "rate"), 0.06, 0.0, 0.12),
+    Parameter("ZeRO-3 gathers before 2022", ("rules", "deepspeed", "gather_slowdown", 0), 5.0, 2.0, 8.0),
     Parameter("launch, Megatron-DeepSpeed", ("rules", "deepspeed", "host_s_per_kernel", 0), 50e-6, 10e-6, 90e-6),
     Parameter("launch, PyTorch eager", ("rules", "fsdp1+fsdp2+ddp", "host_s_per_kernel", 0), 20e-6, 8e-6, 40e-6),
     Parameter("launch, Megatron-Core", ("rules", "megatron", "host_s_per_kernel", 1), 20e-6, 8e-6, 30e-6),
@@ -114,7 +115,7 @@ def settings(values: Sequence[float]) -> Settings:
         for name in p.path[1].split("+"):
             change: Any = float(value)
             if len(p.path) == 4:
-                pairs = list(rules[name].host_s_per_kernel)
+                pairs = list(getattr(rules[name], p.path[2]))
                 i = min(p.path[3], len(pairs) - 1)
                 pairs[i] = (pairs[i][0], float(value))
                 change = tuple(pairs)
