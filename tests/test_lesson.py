@@ -11,7 +11,7 @@ import pytest
 
 from trainwright import lesson
 from trainwright.errors import SpecError
-from trainwright.lesson import demonstrations, exercises
+from trainwright.lesson import costs, demonstrations, exercises
 
 WANT = json.loads((Path(__file__).parent / "data" / "lesson.json").read_text())
 
@@ -203,17 +203,17 @@ def test_exercise_3_accumulation_sends_k_times_less_for_the_same_gradients():
 
 
 def test_exercise_4_costs_of_published_runs():
-    llama = exercises.training_cost(405e9, 15.6e12, "h100", 16384, "3d")
+    llama = costs.training_cost(405e9, 15.6e12, "h100", 16384, "3d")
     assert llama["flops"] == pytest.approx(3.8e25, rel=0.01)  # the paper's own figure
     assert llama["cost_usd"] == pytest.approx(100e6, rel=0.10)
     assert llama["gpu_hours"] == pytest.approx(30.84e6, rel=0.15)
-    deepseek = exercises.training_cost(37e9, 14.8e12, "h800", 2048, "moe")
+    deepseek = costs.training_cost(37e9, 14.8e12, "h800", 2048, "moe")
     assert deepseek["cost_usd"] == pytest.approx(5.576e6, rel=0.10)
     assert deepseek["gpu_hours"] == pytest.approx(2.664e6, rel=0.05)
     with pytest.raises(SpecError, match="nearest"):
-        exercises.training_cost(7e9, 1e12, "h10")
+        costs.training_cost(7e9, 1e12, "h10")
     with pytest.raises(SpecError, match="utilization"):
-        exercises.training_cost(7e9, 1e12, utilization=1.5)
+        costs.training_cost(7e9, 1e12, utilization=1.5)
 
 
 def test_exercise_5_the_optimizer_of_70b_needs_nvme():
@@ -230,7 +230,9 @@ def test_exercise_5_the_optimizer_of_70b_needs_nvme():
 def test_the_planner_stands_beside_and_its_refusal_is_said():
     class Answer:
         def to_dict(self):
-            return {"run": {"cost_usd": 111e6}}
+            time = {"step_s": 10.0, "breakdown": {"compute": 7.0, "bubble": 2.0, "dp_comm": 1.0, "other": 0.0}}
+            strategy = {"framework": "megatron", "schedule": "1f1b"}
+            return {"run": {"cost_usd": 111e6}, "time": time, "throughput": {"mfu": 0.4}, "spec": {"strategy": strategy}}
 
     asked = []
 
@@ -244,3 +246,4 @@ def test_the_planner_stands_beside_and_its_refusal_is_said():
     assert asked == ["llama-3.1-405b", "deepseek-v3"]
     assert [row["planner $M"] for row in report.figures["rows"]] == [111, None]
     assert any("no such thing" in note for note in report.notes)
+    assert any("bubble 20%, dp_comm 10%" in note for note in report.notes)
