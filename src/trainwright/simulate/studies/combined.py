@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..check import compare
+from ..check import Comparison, compare
 from ..fsdp import Optimizer
 from ..layout import Layout
 from ..pipeline import plan
@@ -26,6 +26,32 @@ from .common import (
     figures,
     model,
 )
+
+
+def _holdings(c: Comparison) -> Table:
+    """Every rank's place in the mesh, what it holds at the end of backward, and its peak."""
+    layout = c.layout
+    words = {0: "embedding", c.config.head_unit: "head"}
+    stages = plan(c.config, layout)
+    holds = []
+    for rank in range(layout.world_size):
+        at = layout.coordinate(rank)
+        state = states_bytes(c.config, layout, rank, Optimizer())
+        holds.append(
+            {
+                "rank": rank,
+                "pp": at.pp,
+                "dp": at.replicate * layout.dp_shard + at.shard,
+                "cp": at.cp,
+                "tp": at.tp,
+                "units": ", ".join(words.get(u, str(u)) for u in sorted(stages.units_of(at.pp))),
+                "weights": state["parameters"],
+                "gradients": state["gradients"],
+                "Adam": state["optimizer"],
+                "peak (bytes)": c.distributed.ledgers[rank].peak,
+            }
+        )
+    return Table("What each rank holds (bytes)", holds)
 
 
 def combined(
@@ -71,30 +97,10 @@ def combined(
     check_sizes(layout.world_size, batch, length, steps)
     c = compare(config, layout, batch=batch, length=length, steps=steps, seed=seed, padded=padded)
     table, equal = bytes_table(c)
-    words = {0: "embedding", config.head_unit: "head"}
-    stages = plan(config, layout)
-    holds = []
-    for rank in range(layout.world_size):
-        at = layout.coordinate(rank)
-        state = states_bytes(config, layout, rank, Optimizer())
-        holds.append(
-            {
-                "rank": rank,
-                "pp": at.pp,
-                "dp": at.replicate * layout.dp_shard + at.shard,
-                "cp": at.cp,
-                "tp": at.tp,
-                "units": ", ".join(words.get(u, str(u)) for u in sorted(stages.units_of(at.pp))),
-                "weights": state["parameters"],
-                "gradients": state["gradients"],
-                "Adam": state["optimizer"],
-                "peak (bytes)": c.distributed.ledgers[rank].peak,
-            }
-        )
     return Report(
         f"{layout.world_size} ranks: dp {layout.data_parallel} (ZeRO-{zero}) x pp {pp} x cp {cp} x tp {tp}"
         + (f", ep {ep}" if ep > 1 else ""),
-        [Table("What each rank holds (bytes)", holds), against_one_device(c), table],
+        [_holdings(c), against_one_device(c), table],
         figures(c, equal),
         [f"{config.parameter_count:,} parameters, {batch} sequences of {length} tokens, {steps} steps."],
     )

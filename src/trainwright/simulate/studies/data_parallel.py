@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..check import compare
 from ..data import sequences_of
 from ..layout import Layout
+from ..model import Batch as Data
 from ..report import Report, Table
 from . import Study
 from .common import Batch, Length, Model, Ranks, Seed, Steps, against_one_device, bytes_table, check_sizes, figures, model
+
+
+def _shares(layout: Layout, batch: Data) -> list[dict[str, Any]]:
+    """Each rank's sequences and tokens, and what they weigh in the two averages."""
+    rows: list[dict[str, Any]] = []
+    for rank in range(layout.data_parallel):
+        ((lo, hi),) = sequences_of(layout, rank, batch.shape[0])
+        tokens = int((batch.targets[lo:hi] >= 0).sum())
+        rows.append(
+            {
+                "rank": rank,
+                "sequences": hi - lo,
+                "tokens with a loss": tokens,
+                "weight by tokens": tokens / int((batch.targets >= 0).sum()),
+                "weight as mean of means": 1 / layout.data_parallel,
+            }
+        )
+    return rows
 
 
 def data_parallel(
@@ -38,20 +57,7 @@ def data_parallel(
         for a in (layout, replace(layout, average="ranks"))
     ]
     table, equal = bytes_table(right)
-    last = right.batches[-1]
-    shares = []
-    for rank in range(ranks):
-        ((lo, hi),) = sequences_of(layout, rank, batch)
-        tokens = int((last.targets[lo:hi] >= 0).sum())
-        shares.append(
-            {
-                "rank": rank,
-                "sequences": hi - lo,
-                "tokens with a loss": tokens,
-                "weight by tokens": tokens / int((last.targets >= 0).sum()),
-                "weight as mean of means": 1 / ranks,
-            }
-        )
+    shares = _shares(layout, right.batches[-1])
     averages = Table(
         "Two ways of averaging",
         [
