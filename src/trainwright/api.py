@@ -103,10 +103,12 @@ def _same_job(runs: Sequence[Run]) -> Iterator[list[int]]:
 def _estimate_group(runs: Sequence[Run]) -> list[Estimate]:
     from .cost.estimate import evaluate
     from .cost.table import PlanTable
+    from .search.constraints import advise
 
     first = runs[0]
     table = evaluate(first.model, first.cluster, first.job, PlanTable.from_plans([r.plan for r in runs]))
-    return [table.row(i, r.filled, warnings=r.warnings, assumed=r.assumed) for i, r in enumerate(runs)]
+    advice = [advise(r.model, r.cluster, r.job, r.plan) for r in runs]
+    return [table.row(i, r.filled, warnings=(*r.warnings, *advice[i]), assumed=r.assumed) for i, r in enumerate(runs)]
 
 
 class Plans(Sequence["Estimate"]):
@@ -163,18 +165,26 @@ def plan(
 
 
 def _ranked(task: Task, ranking: Ranking) -> list[Estimate]:
+    """The ranked plans as estimates. Plans on fewer GPUs than the cluster has are priced on a cluster of that size."""
+    import numpy as np
+
     from .cost.estimate import evaluate
     from .resolve import filled_spec
+    from .search.constraints import advise
 
-    if not len(ranking.plans):
-        return []
-    table = evaluate(task.model, task.cluster, task.job, ranking.plans)
-    said = ranking.reasons
-    rows = []
-    for i in range(len(table)):
-        spec = filled_spec(task.spec, task.cluster, task.job, table.plans.plan(i))
-        rows.append(table.row(i, spec, reasons=tuple(said[i]), warnings=task.warnings, assumed=task.assumed))
-    return rows
+    by_size: dict[int, list[int]] = {}
+    for i, cluster in enumerate(ranking.clusters):
+        by_size.setdefault(cluster.gpus, []).append(i)
+    found: dict[int, Estimate] = {}
+    for rows in by_size.values():
+        cluster = ranking.clusters[rows[0]]
+        table = evaluate(task.model, cluster, task.job, ranking.plans.take(np.array(rows)))
+        for k, i in enumerate(rows):
+            plan = table.plans.plan(k)
+            warnings = (*task.warnings, *advise(task.model, cluster, task.job, plan))
+            spec = filled_spec(task.spec, cluster, task.job, plan)
+            found[i] = table.row(k, spec, reasons=tuple(ranking.reasons[i]), warnings=warnings, assumed=task.assumed)
+    return [found[i] for i in sorted(found)]
 
 
 def schedule(

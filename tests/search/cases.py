@@ -104,7 +104,8 @@ class Fake(Equations):
         )[table.structure]
         stage = np.array([{"none": 0.0, "zero1": 0.6, "zero2": 0.8, "zero3": 1.0}[x.sharding] for x in s])[table.structure]
         states = self.state / (table.tp * table.pp) * (stage / table.dp_shard + 1 - stage) * (1 - moved)
-        activations = self.saved * table.micro_batch_size * kept / (table.tp * table.cp)
+        split = np.where([x.sequence_parallel for x in s], 1.0, 1.5)[table.structure]
+        activations = self.saved * table.micro_batch_size * kept * np.where(table.tp > 1, split, 1) / (table.tp * table.cp)
         host = np.where(moved > 0, self.state / (table.tp * table.pp) * 8, 0)
         return Need((states + activations + 1e9).astype(np.int64), host.astype(np.int64), np.zeros(len(table), np.int64))
 
@@ -115,6 +116,7 @@ class Fake(Equations):
         s = table.structures
         again = np.array([{"none": 0.0, "selective": 0.05, "full": 0.33}[x.recompute] for x in s])[table.structure]
         moved = np.array([0.0 if x.offload == "none" else 0.4 for x in s])[table.structure]
+        plain = np.where([x.sequence_parallel for x in s], 1.0, 0.995)[table.structure]
         bubble = (table.pp - 1) / (table.virtual_stages * table.accumulation)
         return (
             10.0

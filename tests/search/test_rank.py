@@ -41,6 +41,11 @@ def everything(found: Case, said: StrategySection) -> tuple[PlanTable, np.ndarra
         ok = [all(r.allows(found, s, PlanTable.from_plans([ParallelPlan(s)]))[0] for r in late) for s in table.structures]
         tables.append(table.take(np.array(ok)[table.structure]))
     table = PlanTable.concatenate(tables)
+    if space.twins:
+        parallel = np.array([s.sequence_parallel for s in table.structures])[table.structure] & (table.tp > 1)
+        twins = table.take(parallel)
+        plain = replace(twins, structures=tuple(replace(s, sequence_parallel=False) for s in twins.structures))
+        table = PlanTable.concatenate([table, plain])
     price = Fake(found.model, found.cluster, found.job)
     need = price.need(table)
     return table, price.exact(table)[0], fits(need, found.cluster, found.cluster.memory_margin)[0], need.device

@@ -9,7 +9,7 @@ Two facts save most of the work, both tested:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..cost.table import Column, IntColumn, PlanTable
 from .pricing import Pricing, fits
 from .rules import Case, Rule
-from .space import Space, allows_structure
+from .space import WITHOUT_SP, Space, allows_structure
 
 CHUNKS = (512, 2_048, 8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
 NOT_FITTING = "does not fit into the GPU's memory"
@@ -40,6 +40,7 @@ class Kept:
     smallest: int | None = None  # least device memory that a plan can have, by the lower bound
 
     def credit(self, rule: str, count: int) -> None:
+        """Adds to the plans that a rule removed (a negative count gives some back)."""
         if count:
             self.removed[rule] = self.removed.get(rule, 0) + int(count)
 
@@ -100,7 +101,20 @@ class Collector:
                 rows = self._may_fit(here, rows)
                 screened = first[rows] if not fitting or not len(rows) else np.maximum(first[rows], self.pricing.screen(here.take(rows)))
                 fitting[r, o] = self._price(here, rows, screened)
+        if self.space.twins and kept.tables:
+            self._without_sequence_parallelism()
         return kept
+
+    def _without_sequence_parallelism(self) -> None:
+        """The plain tensor-parallel twins of what is kept, which the space left out: they may be a percent faster, and need more memory."""
+        kept = self.kept
+        table = PlanTable.concatenate(kept.tables)
+        parallel = np.array([s.sequence_parallel for s in table.structures])[table.structure]
+        table = table.take(np.flatnonzero(parallel & (table.tp > 1)))
+        table = replace(table, structures=tuple(replace(s, sequence_parallel=False) for s in table.structures))
+        kept.credit(WITHOUT_SP, -len(table))
+        rows = self._may_fit(table, np.arange(len(table)))
+        self._price(table, rows, self.pricing.screen(table.take(rows)) if len(rows) else np.zeros(0))
 
     def _legal(self, table: PlanTable) -> NDArray[np.bool_]:
         good = np.array([all(allows_structure(self.case, rule, s) for rule in self.late) for s in table.structures], dtype=bool)

@@ -11,12 +11,15 @@ FAMILY = ("tp", "pp", "cp", "ep", "etp", "dp", "micro_batch_size")
 
 
 def mechanisms(plan: ParallelPlan) -> int:
-    """How many things a plan uses that could go wrong: axes, virtual stages, a schedule of its own, recomputation, sharding, offload (counts double)."""
+    """How many things a plan uses that could go wrong: axes, virtual stages, a schedule of its own, recomputation, sharding, offload.
+
+    Offload counts three times: it needs the card, the bus and host memory to be right, and its time is the least certain of all.
+    """
     s = plan.structure
     used = [plan.tp > 1, plan.pp > 1, plan.cp > 1, plan.ep > 1, plan.etp > 1, plan.virtual_stages > 1]
     used += [plan.dp_replicate > 1 and plan.dp_shard > 1, s.sharding != "none", s.recompute != "none", s.async_tp, s.compile]
     used += [plan.pp > 1 and s.schedule not in ("1f1b", "interleaved-1f1b")]
-    return sum(used) + 2 * (s.offload != "none")
+    return sum(used) + 3 * (s.offload != "none")
 
 
 def ordered(table: PlanTable, value: Column, tie: float) -> IntColumn:

@@ -28,7 +28,7 @@ from .constraints import ERRORS, RULES
 from .rules import Case, Rule, divisors, explain
 
 DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard")
-WITHOUT_SP = "tp without sequence parallelism: the same traffic, more memory"
+WITHOUT_SP = "tp without sequence parallelism: more memory, hardly less time"
 LATE = ("recompute", "offload", "recompute_modules")
 
 
@@ -41,6 +41,7 @@ class Space:
     searched: int
     recomputes: tuple[str, ...]
     offloads: tuple[str, ...]
+    twins: bool = False  # plans without sequence parallelism were left out where the same plan with it is there
 
     def at(self, table: PlanTable, recompute: str, offload: str) -> PlanTable:
         """The same rows with another recompute and offload."""
@@ -243,7 +244,7 @@ class _Enumeration:
         grid.apply(case, self._ready(*chosen), both, "sequence_parallel")
         table = self._table(grid)
         self._late(grid, table)
-        return Space(table, grid.removed, searched, self.recomputes, self.offloads)
+        return Space(table, grid.removed, searched, self.recomputes, self.offloads, WITHOUT_SP in grid.removed)
 
     def _layouts(self) -> _Grid:
         """All ordered factorizations of the GPU count into the five degrees, as far as they are open."""
@@ -350,7 +351,10 @@ class _Enumeration:
         return ([0] if tp == 1 else [1, 0]) if said is None else [int(said)]
 
     def _sequence(self, grid: _Grid) -> None:
-        """Sequence parallelism only, where it is open and possible: it moves the same bytes as plain tensor parallelism and keeps fewer (arXiv:2205.05198)."""
+        """Sequence parallelism only, where it is open and possible: it keeps fewer bytes and moves about as many (arXiv:2205.05198).
+
+        What gathers inputs again in backward can make it a percent slower: the ranking prices the best plans without it as well.
+        """
         c = grid.columns
         if self.said.sequence_parallel is None and self.advice:
             better = (c["tp"] > 1) & (self.case.job.seq_len % (c["tp"] * c["cp"]) == 0)

@@ -50,13 +50,16 @@ class _Try:
     pricing: type[Equations]
 
     def rank(self, **changed: object) -> Ranking | None:
-        """The ranking with something changed; None where nothing fits or the change is impossible."""
+        """The ranking with something changed; None where nothing fits with the margin or the change is impossible."""
         it = replace(self, **changed)  # type: ignore[arg-type]
         try:
             found = rank(it.model, it.cluster, it.job, it.strategy, replace(it.options, top=1, exact=8), it.pricing)
         except SpecError:
             return None
-        return found if len(found) else None
+        if not len(found):
+            return None
+        margin = it.cluster.memory_margin if it.options.memory_margin is None else it.options.memory_margin
+        return found if found.device_bytes[0] <= it.cluster.gpu.capacity_bytes * (1 - margin) else None
 
 
 def suggest(
