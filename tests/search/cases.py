@@ -119,7 +119,8 @@ class Fake(Equations):
         plain = np.where([x.sequence_parallel for x in s], 1.0, 0.995)[table.structure]
         bubble = (table.pp - 1) / (table.virtual_stages * table.accumulation)
         return (
-            10.0
+            plain
+            * 10.0
             * self.job.global_batch_size
             / table.gpus
             * (1 + again + 0.02 * np.log2(table.tp) + 0.01 * np.log2(table.cp))
