@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..frameworks.base import TimeRules
@@ -14,15 +11,6 @@ from .table import Column
 
 IN_LAYER = ("tp", "cp", "ep")
 DATA = ("dp", "dp_shard", "dp_replicate")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """One message kind with its price: seconds a step of one rank, and the part of it that nothing hides."""
-
-    message: Message
-    seconds: Column
-    exposed: Column
 
 
 def behind(seconds: Column, window: Column, residual: float) -> Column:
@@ -51,8 +39,3 @@ def in_layer(
     if message.overlaps:
         return behind(seconds, window, slowdown)
     return seconds * (1.0 - rules.hides_ep) if message.axis == "ep" and year >= rules.hides_ep_since else seconds
-
-
-def by_axis(traffic: Sequence[Traffic], axes: Sequence[str], phases: Sequence[str], like: Column) -> Column:
-    """Exposed seconds a step of the messages of these axes and phases."""
-    return sum((t.exposed for t in traffic if t.message.axis in axes and t.message.phase in phases), np.zeros_like(like))
