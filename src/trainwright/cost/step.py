@@ -207,8 +207,10 @@ def _replay(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: N
         m = int(p.table.accumulation[i])
         f, b, w = (part[:, j] for part in seconds)
         full = replayed(structure.schedule, stages, m, f, b, w, float(p.p2p_s[i]), blocking)
-        free = replayed(structure.schedule, stages, m, f, b, w, 0.0, False) if p.p2p_s[i] else full
-        span.p2p[i] = min(max(0.0, full - free), max(0.0, full - span.makespan[i]))
+        most = 2.0 * float(p.p2p_s[i]) * (m + stages.pp) * (stages.stages // stages.pp)  # every message on the critical path
+        if most > 0.003 * full:
+            most = full - replayed(structure.schedule, stages, m, f, b, w, 0.0, False)
+        span.p2p[i] = max(0.0, min(most, full - span.makespan[i]))
         span.makespan[i] = max(full, span.makespan[i])
 
 
