@@ -58,8 +58,8 @@ def transfers(
         ("hidden", hidden),
         ("layers", layers),
     ):
-        if not value > 0:
-            raise SpecError(f"{value} is not above zero", name)
+        if not 1e-6 < value < 1e24:
+            raise SpecError(f"{value} is not a number above zero that a machine or a model has", name)
     forward = 2 * parameters * tokens / flops_per_s
     state = precision_bytes * parameters / gpus
     saved = (saved_bytes_per_token_layer or 2 * hidden) * tokens * layers

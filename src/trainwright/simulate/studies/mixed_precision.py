@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from ...errors import SpecError
 from ..fsdp import Optimizer
 from ..model import TinyConfig, random_batch
 from ..precision import Policy, Record, limits, train
@@ -49,6 +50,9 @@ def mixed_precision(
 ) -> Report:
     """One small transformer trained in FP32, BF16, FP16 and FP8 with real rounding: with and without master weights, loss scale none, static, dynamic."""
     limited(steps, 5000, "steps")
+    limited(tokens, 2**30, "tokens")
+    if not 0 < rate < 1:
+        raise SpecError(f"a learning rate of {rate}", "rate", "0.001")
     config = TinyConfig(layers=1, hidden=16, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=16)
     batches = [random_batch(config, 4, 8, seed + i) for i in range(4)]
     formats = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from ...errors import SpecError
 from ..check import Comparison, compare
 from ..layout import Layout
 from ..offload import transfers
@@ -55,6 +56,8 @@ def offload(
     ]
     rows = [_row(c) for c in runs]
     equal = all(bytes_table(c)[1] for c in runs)
+    if not 1e-3 <= link <= 1e6:
+        raise SpecError(f"a host link of {link} GB/s", "link", "25, 55")
     priced = [
         {
             "offload": t.what,
