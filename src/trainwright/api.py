@@ -13,6 +13,7 @@ from .spec.run import ClusterSection, RunSpec, parse_cluster, validate
 
 if TYPE_CHECKING:
     from .cost.estimate import Estimate
+    from .emit import Options
     from .resolve import Run, Task
     from .schedules.replay import Result
     from .search.rank import Ranking
@@ -187,6 +188,17 @@ def _ranked(task: Task, ranking: Ranking) -> list[Estimate]:
     return [found[i] for i in sorted(found)]
 
 
+def emit(spec: Source, target: str, options: Options | None = None, *, catalog_files: tuple[str, ...] = ()) -> dict[str, str]:
+    """{file name: text} that runs one fully specified run on a target; what the target cannot express raises `SpecError` with the nearest plan."""
+    from .emit import emit as files
+    from .resolve import resolve
+    from .search.constraints import check_plan
+
+    run = resolve(load(spec), catalog_files)
+    check_plan(run.model, run.cluster, run.job, run.plan)
+    return files(run, target, options)
+
+
 def schedule(
     name: str,
     stages: int,
@@ -214,4 +226,4 @@ def collective_time(kind: str, bytes: float, cluster: str | Mapping[str, Any], g
     return float(seconds(kind, bytes, build_cluster(spec), gpus, algorithm))
 
 
-__all__ = ["ClusterSection", "Plans", "TrainwrightError", "collective_time", "estimate", "estimate_many", "load", "plan", "schedule"]
+__all__ = ["ClusterSection", "Plans", "TrainwrightError", "collective_time", "emit", "estimate", "estimate_many", "load", "plan", "schedule"]

@@ -1,0 +1,62 @@
+"""The README of an emitted set: three lines first (install, run, expect), then the reasons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..cost.estimate import evaluate
+from ..cost.table import PlanTable
+from ..units import format_bytes, format_seconds
+from .base import Options, Target, get
+from .environment import settings
+from .fields import DEFAULTS, left
+
+if TYPE_CHECKING:
+    from ..cost.estimate import Estimate
+    from ..resolve import Run
+
+
+def expectation(run: Run) -> Estimate:
+    """Memory and time of the run as it is emitted."""
+    table = evaluate(run.model, run.cluster, run.job, PlanTable.from_plans([run.plan]))
+    return table.row(0, run.filled, warnings=run.warnings, assumed=run.assumed)
+
+
+def readme(run: Run, target: Target, options: Options) -> str:
+    """Markdown. Nothing in it is needed by a program."""
+    e = expectation(run)
+    p = run.plan
+    expect = (
+        f"{format_seconds(e.step_s)} a step of {run.job.tokens_per_step:,} tokens, {e.tokens_per_s / p.gpus:,.0f} tokens/s per GPU (MFU {e.mfu:.1%}), "
+        f"{format_bytes(e.device_bytes)} of {format_bytes(e.capacity_bytes)} on the fullest GPU"
+    )
+    title = f"{run.model.name} on {run.cluster.gpus} x {run.cluster.gpu.id}: {target.title}"
+    lines = [
+        f"1. Install: {target.install(run, options)}",
+        f"2. Run: {target.command(run, options)}",
+        f"3. Expect: {expect}{'' if e.fits else '. **It does not fit.**'}",
+        "",
+        f"# {' '.join(title.split())}",
+        "",
+        _layout(run),
+        "",
+        "Environment that the plan relies on (set by the files here):",
+        "",
+        *[f"- `{s.name}={s.value}`: {s.reason}." for s in settings(run, target, options)],
+    ]
+    undone = [f for f in left(target, run) if get(run, f) not in (None, DEFAULTS.get(f))]
+    if undone:
+        lines += ["", f"Of the plan, files of this kind do not hold the following; {options.script} has to do it:", ""]
+        lines += [f"- `{f} = {get(run, f)}`" for f in undone]
+    lines += ["", f"Not in the plan, chosen here: learning rate {options.learning_rate:g}, gradient norm clipped at {options.clip:g}."]
+    lines += [f"\nNote: {w}." for w in run.warnings]
+    return "\n".join(lines) + "\n"
+
+
+def _layout(run: Run) -> str:
+    p, s = run.plan, run.plan.structure
+    axes = ", ".join(f"{n} {getattr(p, n)}" for n in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep") if getattr(p, n) > 1) or "one GPU"
+    return (
+        f"Layout: {axes}; {s.framework} {s.sharding}; micro-batch {p.micro_batch_size} x {p.accumulation} accumulated x {p.dp} replicas = "
+        f"{run.job.global_batch_size} sequences of {run.job.seq_len:,}; recompute {s.recompute}; offload {s.offload}."
+    )

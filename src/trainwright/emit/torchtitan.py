@@ -1,0 +1,323 @@
+"""torchtitan: ``--module --config --section.key`` for 0.3 (what pip installs), ``train.toml`` for releases before.
+
+From 0.3 a config is a Python function. The emitted ``plan_config.py`` holds what has no flag (the model's flavor, the kind of loss, formats,
+which layer stands on which stage); everything else is flags, so that a change on the command line stays possible.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from ..cost.stages import layers_per_stage
+from ..errors import SpecError
+from ..resolve import Run
+from .base import Files, Limit, Options, Target, only, said, when
+from .common import steps, tokens_of
+from .environment import settings
+from .launch import Flags, Program, launched, script, world
+from .shell import flags_of, number
+
+MODULE, TOML = "plan_config.py", "train.toml"
+# catalogue id -> (module, flavor) of torchtitan/models
+FLAVORS: dict[str, tuple[str, str]] = {
+    "llama-3.2-1b": ("llama3", "1B"), "llama-3.2-3b": ("llama3", "3B"), "llama-3.1-8b": ("llama3", "8B"), "llama-3-8b": ("llama3", "8B"),
+    "llama-3.1-70b": ("llama3", "70B"), "llama-3-70b": ("llama3", "70B"), "llama-3.3-70b": ("llama3", "70B"), "llama-3.1-405b": ("llama3", "405B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"), "qwen3-1.7b": ("qwen3", "1.7B"), "qwen3-4b": ("qwen3", "4B"), "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"), "qwen3-32b": ("qwen3", "32B"), "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
+    "gpt-oss-20b": ("gpt_oss", "20b"), "gpt-oss-120b": ("gpt_oss", "120b"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"), "deepseek-v2": ("deepseek_v3", "236B"), "deepseek-v3": ("deepseek_v3", "671B"),
+}  # fmt: skip
+BILLIONS = {"llama-3.2-1b": 1.2, "llama-3.2-3b": 3.2, "llama-3.1-8b": 8.0, "llama-3.1-70b": 70.6, "llama-3.1-405b": 405.9}
+PRESETS = {"llama3": "llama3_8b", "qwen3": "qwen3_0_6b", "gpt_oss": "gpt_oss_20b", "deepseek_v3": "deepseek_v3_16b"}
+SCHEDULES = {
+    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "interleaved-zb1p": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
+}  # fmt: skip
+CONVERTERS = {"rowwise": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
+DEGREES = {
+    "dp_replicate": "data_parallel_replicate_degree", "dp_shard": "data_parallel_shard_degree", "tp": "tensor_parallel_degree",
+    "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree", "ep": "expert_parallel_degree",
+}  # fmt: skip
+
+
+def is_old(options: Options) -> bool:
+    """Releases before 0.3 read TOML."""
+    parts = options.torchtitan_version.split(".")
+    if not all(p.isdigit() for p in parts[:2]) or len(parts) < 2:
+        raise SpecError(f"{options.torchtitan_version[:40]!r} is not a release such as 0.3.0", "--torchtitan-version", ["0.3.0", "0.2.0"])
+    return (int(parts[0]), int(parts[1])) < (0, 3)
+
+
+def sections(run: Run) -> dict[str, dict[str, Any]]:
+    """Section -> key -> value, the names that 0.2 and 0.3 share."""
+    p, s, job = run.plan, run.plan.structure, run.job
+    whole = "always" if s.reshard_root else "default"
+    training: dict[str, Any] = {
+        "local_batch_size": p.micro_batch_size * (p.accumulation if p.pp > 1 else 1),
+        "global_batch_size": job.global_batch_size,
+        "seq_len": job.seq_len,
+        "steps": steps(run),
+        "dtype": "bfloat16" if job.master_weights == "none" and job.precision != "fp32" else "float32",
+        "mixed_precision_param": "float32" if job.precision == "fp32" else "bfloat16",
+        "mixed_precision_reduce": "float32",
+        "enable_cpu_offload": s.offload == "params-cpu",
+    }
+    parallelism: dict[str, Any] = {key: getattr(p, axis) for axis, key in DEGREES.items()}
+    parallelism["fsdp_reshard_after_forward"] = {"zero3": whole, "zero2": "never", "none": "default"}[s.sharding]
+    if p.pp > 1:
+        parallelism |= {"pipeline_parallel_schedule": SCHEDULES[s.schedule], "pipeline_parallel_microbatch_size": p.micro_batch_size}
+    return {
+        "training": training,
+        "parallelism": parallelism,
+        "compile": {"enable": s.compile} | ({"enable_async_tensor_parallel": True} if s.async_tp else {}),
+        "optimizer": {"implementation": job.optimizer_kernel},
+    }
+
+
+def flags(run: Run, options: Options) -> Flags:
+    """Flags of 0.3, checked by its own ConfigManager."""
+    found: Flags = [("--module", MODULE.removesuffix(".py")), ("--config", "plan")]
+    document = sections(run)
+    document["training"] |= {"max_norm": options.clip, "disable_cuda_graphs": not run.plan.structure.cuda_graphs}
+    document["parallelism"]["enable_sequence_parallel"] = run.plan.structure.sequence_parallel
+    document["checkpoint"] = {"enable": True, "interval": options.checkpoint_steps}
+    for section, keys in document.items():
+        for key, value in keys.items():
+            if value is False:
+                found.append((f"--{section}.no-{key.replace('_', '-')}", True))
+            else:
+                found.append((f"--{section}.{key.replace('_', '-')}", value))
+    return [*found, ("--dump-folder", options.output)]
+
+
+def program(run: Run, options: Options) -> Program:
+    if is_old(options):
+        return Program(("-m", "torchtitan.train"), (("--job.config_file", TOML),), stop_signal="")
+    return Program(("-m", "torchtitan.train"), tuple(flags(run, options)), (f"activation-checkpoint:{run.plan.structure.recompute}",), stop_signal="")
+
+
+def stages(run: Run) -> list[list[str]] | None:
+    """Names of the modules of each stage, in the order of the model; None without a pipeline."""
+    p = run.plan
+    if p.pp == 1:
+        return None
+    counts = layers_per_stage(run.model.num_layers, p.pp * p.virtual_stages, p.structure.layers_per_stage)
+    found, first = [], 0
+    for count in counts:
+        found.append([f"layers.{i}" for i in range(first, first + count)])
+        first += count
+    found[0].insert(0, "tok_embeddings")
+    found[-1] += ["norm", "lm_head"]
+    return found
+
+
+def module(run: Run, options: Options) -> str:
+    """``plan_config.py``: names of a closed list and numbers, nothing that anybody typed."""
+    name, flavor = FLAVORS[run.model.name]
+    job, compiled = run.job, run.plan.structure.compile
+    converter = CONVERTERS.get(job.fp8_recipe or "")
+    imports = ["from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss"]
+    convert = ""
+    if converter:
+        imports.append(f"from torchtitan.components.quantization import {converter}")
+        filters = ', filter_fqns=["lm_head"]' if converter == "Float8LinearConverter" else ""
+        convert = f", converters=[{converter}.Config(model_compile_enabled={compiled}{filters})]"
+    imports.append("from torchtitan.models.common.config_utils import decoder_vocab_size")
+    imports.append(f"from torchtitan.models.{name} import model_registry")
+    imports.append(f"from torchtitan.models.{name}.config_registry import {PRESETS[name]}")
+    loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))"
+    if job.loss == "chunked":
+        loss = f"ChunkedLossWrapper.Config(num_chunks={job.loss_chunks}, loss_fn={loss})"
+    lines = [
+        f"    config = {PRESETS[name]}()",
+        f'    config.model_spec = model_registry("{flavor}"{convert})',
+        f"    config.loss = {loss}",
+        "    for group in config.optimizer.param_groups:",
+        f'        group.optimizer_kwargs["lr"] = {float(options.learning_rate)!r}',
+    ]
+    parts = stages(run)
+    if parts is not None:
+        rows = "".join(f"        {json.dumps(part)},\n" for part in parts)
+        lines.append(f"    config.parallelism.module_fqns_per_model_part = [\n{rows}    ]")
+    title = '"""The part of the plan that torchtitan has no flags for."""\n\n'
+    return title + "\n".join(imports) + "\n\n\ndef plan():\n" + "\n".join(lines) + "\n    return config\n"
+
+
+def toml(run: Run, options: Options) -> str:
+    """``train.toml`` of 0.2."""
+    name, flavor = FLAVORS[run.model.name]
+    job, s = run.job, run.plan.structure
+    if job.loss != "plain":
+        raise SpecError(f"{job.loss}: torchtitan {options.torchtitan_version} computes the loss in one piece", "training.loss", "training.loss = plain")
+    found = sections(run)
+    found["training"]["max_norm"] = float(options.clip)
+    found["optimizer"] |= {"name": "AdamW", "lr": float(options.learning_rate)}
+    found["compile"].pop("enable_async_tensor_parallel", None)
+    found["parallelism"]["enable_async_tensor_parallel"] = s.async_tp
+    document: dict[str, Any] = {
+        "job": {"dump_folder": options.output, "description": options.name},
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": "./assets/hf"} | ({"converters": ["quantize.linear.float8"]} if job.precision == "fp8" else {}),
+        **found,
+        "checkpoint": {"enable": True, "interval": options.checkpoint_steps},
+        "activation_checkpoint": {"mode": s.recompute} | ({"selective_ac_option": "op"} if s.recompute == "selective" else {}),
+    }
+    if job.precision == "fp8":
+        document["quantize"] = {"linear": {"float8": {"recipe_name": job.fp8_recipe, "filter_fqns": ["output"]}}}
+    return tomli_w.dumps(document)
+
+
+def write(run: Run, options: Options) -> Files:
+    files = {TOML: toml(run, options)} if is_old(options) else {MODULE: module(run, options)}
+    return {**files, "launch.sh": script(run, options, program(run, options), settings(run, TARGET, options))}
+
+
+def read(files: Mapping[str, str]) -> dict[str, Any] | None:
+    """0.3's flags with their module, or a TOML known by its sections."""
+    if TOML in files:
+        try:
+            document = tomllib.loads(files[TOML])
+        except tomllib.TOMLDecodeError:
+            return None
+        mode = document.get("activation_checkpoint", {}).get("mode", "none")
+        return said(_fields(document, launched(files)) | {"strategy.recompute": mode}) if {"training", "parallelism"} <= document.keys() else None
+    text = next((files[n] for n in ("launch.sh", "job.sbatch") if "torchtitan.train" in files.get(n, "")), "")
+    if not text:
+        return None
+    found = _sections_of(flags_of(text))
+    fields = _fields(found, launched(files))
+    fields["strategy.recompute"] = next((w.split(":")[1].strip() for w in text.split() if w.startswith("activation-checkpoint:")), None)
+    return said(fields | _read_module(files.get(MODULE, "")))
+
+
+def _sections_of(given: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+    document: dict[str, dict[str, Any]] = {}
+    for flag, values in given.items():
+        section, dot, key = flag.removeprefix("--").partition(".")
+        if not dot:
+            continue
+        off = key.startswith("no-")
+        key = key.removeprefix("no-").replace("-", "_")
+        whole = number({"x": values}, "x")
+        document.setdefault(section, {})[key] = not off if off or not values else whole if whole is not None else values[0]
+    return document
+
+
+def _fields(document: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    t, p = document.get("training", {}), document.get("parallelism", {})
+    degrees = {axis: p.get(key, 1) for axis, key in DEGREES.items()}
+    gpus = world(fields)
+    if degrees["dp_shard"] == -1 and gpus:
+        degrees["dp_shard"] = gpus // (degrees["dp_replicate"] * degrees["tp"] * degrees["pp"] * degrees["cp"])
+    pipelined = degrees["pp"] > 1
+    micro = p.get("pipeline_parallel_microbatch_size", 1) if pipelined else t.get("local_batch_size")
+    reshard = p.get("fsdp_reshard_after_forward", "default")
+    fields |= {f"strategy.{axis}": size for axis, size in degrees.items()}
+    batch, seq_len, wide = t.get("global_batch_size"), t.get("seq_len"), t.get("mixed_precision_param") == "float32"
+    sharding = "none" if degrees["dp_shard"] == 1 and reshard == "default" else "zero2" if reshard == "never" else "zero3"
+    return fields | {
+        "strategy.framework": "fsdp2",
+        "strategy.dp": degrees["dp_replicate"] * degrees["dp_shard"],
+        "strategy.sharding": sharding,
+        "strategy.reshard_root": reshard == "always" if sharding == "zero3" else None,
+        "strategy.sequence_parallel": p.get("enable_sequence_parallel"),
+        "strategy.schedule": {v: k for k, v in SCHEDULES.items()}.get(p.get("pipeline_parallel_schedule")) if pipelined else "1f1b",
+        "strategy.micro_batch_size": micro,
+        "strategy.offload": "params-cpu" if t.get("enable_cpu_offload") else "none",
+        "strategy.compile": bool(document.get("compile", {}).get("enable")),
+        "strategy.async_tp": bool({**p, **document.get("compile", {})}.get("enable_async_tensor_parallel")),
+        "strategy.cuda_graphs": not t.get("disable_cuda_graphs", True),
+        "training.global_batch_size": batch,
+        "training.seq_len": seq_len,
+        "training.tokens": tokens_of(t.get("steps"), batch, seq_len),
+        "training.master_weights": "none" if wide or t.get("dtype") == "bfloat16" else "fp32",
+        "training.gradient_dtype": {"float32": "fp32"}.get(t.get("mixed_precision_reduce")),
+        "training.optimizer_kernel": document.get("optimizer", {}).get("implementation"),
+        "training.precision": "fp32" if wide else "fp8" if document.get("quantize") else "bf16",
+    }
+
+
+def _read_module(text: str) -> dict[str, Any]:
+    """What the emitted module says; it is read as text, never imported."""
+    if "def plan()" not in text:
+        return {}
+    recipe = next((r for r, name in CONVERTERS.items() if f"{name}.Config" in text), None)
+    _, found, rest = text.partition("num_chunks=")
+    chunks = int(rest.split(",")[0]) if found and rest.split(",")[0].isdigit() else None
+    return {
+        "training.loss": "chunked" if "ChunkedLossWrapper.Config" in text else "plain",
+        "training.loss_chunks": chunks,
+    } | ({"training.precision": "fp8", "training.fp8_recipe": recipe} if recipe else {})
+
+
+def _nearest_model(run: Run) -> dict[str, Any]:
+    size = run.model.parameters / 1e9
+    return {"model": min(BILLIONS, key=lambda name: abs(BILLIONS[name] / size - 1) if BILLIONS[name] > size else size / BILLIONS[name] - 1)}
+
+
+LIMITS = (
+    only("strategy.framework", ["fsdp2"], "is FSDP2 and DTensor"),
+    Limit("model", lambda run: run.model.name in FLAVORS, "has no flavor of this model", _nearest_model),
+    only("strategy.schedule", list(SCHEDULES), "has no such schedule"),
+    only("strategy.etp", [1], "splits experts over ep only"),
+    when(lambda run: run.plan.structure.sharding == "none", Limit("strategy.dp_shard", lambda run: run.plan.dp_shard == 1, "shards what it splits", lambda run: {"strategy.sharding": "zero3"})),
+    when(lambda run: run.plan.structure.sharding != "none", Limit("strategy.sharding", lambda run: run.plan.dp_shard > 1 or run.plan.structure.sharding != "zero3" or run.plan.structure.reshard_root, "has nothing to shard", lambda run: {"strategy.reshard_root": True})),
+    when(
+        lambda run: run.plan.pp > 1 and run.plan.structure.sharding == "zero3",
+        only("strategy.reshard_root", [True], "keeps every parameter gathered in a pipeline unless told otherwise for all"),
+    ),
+    when(lambda run: run.plan.cp > 1, only("strategy.cp_kind", ["allgather"], "gathers keys and values (FlexAttention)")),
+    only("strategy.offload", ["none", "params-cpu"], "offloads parameters with their optimizer"),
+    only("strategy.recompute_every", [1], "recomputes every block"),
+    only("strategy.recompute_modules", [None], "recomputes whole blocks, or every second product"),
+    only("strategy.attention", ["flash"], "runs FlexAttention"),
+    when(lambda run: run.plan.structure.async_tp, only("strategy.compile", [True], "overlaps tensor parallelism in compiled blocks only")),
+    when(lambda run: run.plan.pp > 1, only("strategy.cuda_graphs", [False], "captures no pipeline in graphs")),
+    only("strategy.fp8_params", [False], "gathers parameters in 16 bits"),
+    only("training.precision", ["bf16", "fp8", "fp32"], "multiplies in bf16, fp8 or fp32"),
+    when(lambda run: run.job.precision == "fp8", only("training.fp8_recipe", list(CONVERTERS), "converts to rowwise or MX fp8")),
+    when(lambda run: run.job.precision != "fp8", only("training.fp8_recipe", [None], "needs fp8 for a recipe")),
+    when(lambda run: run.job.precision == "fp8", only("strategy.compile", [True], "converts compiled models only")),
+    Limit(
+        "training.master_weights", lambda run: run.job.precision != "fp8" or run.job.master_weights == "fp32", "keeps fp32 parameters under fp8",
+        lambda run: {"training.master_weights": "fp32"},
+    ),
+    only("training.gradient_dtype", ["fp32"], "reduces gradients in fp32"),
+    only("training.optimizer", ["adamw"], "is given AdamW here"),
+    only("training.autocast", [False], "casts by FSDP's policy"),
+    only("training.loss", ["plain", "chunked"], "computes the loss whole or in chunks"),
+    only("training.method", ["full"], "trains every parameter"),
+    only("training.optimizer_in_backward", [False], "steps after backward"),
+    only("training.dropout", [0.0], "has no dropout"),
+    only("training.moe_capacity_factor", [None], "drops no token"),
+    when(lambda run: run.plan.tp == 1, only("strategy.sequence_parallel", [False], "has sequence parallelism in tensor parallelism only")),
+)  # fmt: skip
+TARGET = Target(
+    name="torchtitan",
+    title="torchtitan",
+    aliases=("titan",),
+    write=write,
+    read=read,
+    limits=LIMITS,
+    says=(
+        "cluster.nodes", "cluster.gpus_per_node",
+        *(f"strategy.{k}" for k in (
+            "framework", "sharding", "dp", *DEGREES, "sequence_parallel", "schedule", "micro_batch_size", "recompute", "offload", "compile",
+            "async_tp", "cuda_graphs",
+        )),
+        *(f"training.{k}" for k in ("seq_len", "global_batch_size", "tokens", "precision", "master_weights", "gradient_dtype", "optimizer_kernel", "loss")),
+    ),
+    leaves=(
+        "training.packing", "training.loss_chunks", "training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.cp_kind",
+        "strategy.options", "strategy.layers_per_stage", "strategy.virtual_stages", "strategy.reshard_root",
+    ),
+    install=lambda run, options: f"`pip install torchtitan=={options.torchtitan_version}`" if not is_old(options) else f"`git clone -b v{options.torchtitan_version} https://github.com/pytorch/torchtitan`",
+    command=lambda run, options: "`bash launch.sh`" + (" on every node, HEAD_NODE set to the first" if run.cluster.nodes > 1 else ""),
+    program=program,
+    source="torchtitan 0.3.0 config/configs.py, config/manager.py, trainer.py, models/*/config_registry.py; 0.2.0 config/job_config.py",
+)  # fmt: skip
+__all__ = ["TARGET", "flags"]
