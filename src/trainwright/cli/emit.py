@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,9 @@ from .options import Request, takes_run
 @takes_run
 def emit(
     request: Request,
-    to: Annotated[str, typer.Option("--to", help="torchtitan, megatron, deepspeed, fsdp, accelerate, trainer, torchrun, slurm, kubernetes, skypilot.")],
+    to: Annotated[
+        str, typer.Option("--to", help="torchtitan, megatron, deepspeed, fsdp, accelerate, trainer, torchrun, slurm, kubernetes, skypilot.")
+    ],
     output: Annotated[str, typer.Option("-o", "--output", help="Folder to write into; it is made where there is none.")],
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     name: Annotated[str, typer.Option("--name", help="Name of the job.")] = "trainwright",
@@ -42,7 +45,9 @@ def emit(
     from ..emit import Options
     from .output import console, print_json
 
-    options = Options(
+    options = Options()
+    options = replace(
+        options,
         name=name,
         script=script,
         output=checkpoints,
@@ -50,7 +55,7 @@ def emit(
         nvme_path=nvme_path,
         minutes=minutes,
         torchtitan_version=torchtitan_version,
-        **({"image": image} if image else {}),
+        image=image or options.image,
     )
     files = written(request.document, to, options, catalog_files=request.catalog_files)
     paths = write_all(Path(output), files, force)
@@ -71,7 +76,9 @@ def write_all(folder: Path, files: Mapping[str, str], force: bool) -> list[Path]
         raise SpecError("is a file, a folder is needed", str(folder))
     taken = [n for n in sorted(files) if (folder / n).exists() or (folder / n).is_symlink()]
     if taken and not force:
-        raise SpecError(f"holds {', '.join(taken[:4])}{' ...' if len(taken) > 4 else ''} already", str(folder), ["--force", "another folder"])
+        raise SpecError(
+            f"holds {', '.join(taken[:4])}{' ...' if len(taken) > 4 else ''} already", str(folder), ["--force", "another folder"]
+        )
     if any((folder / n).is_dir() for n in taken):
         raise SpecError("holds a folder of that name", str(folder / next(n for n in taken if (folder / n).is_dir())))
     temporary: Path | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from ..resolve import Run
 from . import deepspeed, trainer
 from .base import Files, Limit, Options, Target, only, said, when
+from .common import no_axis
 from .environment import settings
 from .launch import world
 from .shell import FROM_HERE, HEAD, Raw, command, exports, quote
@@ -17,7 +18,12 @@ from .yaml import dump, load
 CONFIG = "accelerate_config.yaml"
 KINDS = {"fsdp1": "FSDP", "fsdp2": "FSDP", "deepspeed": "DEEPSPEED", "ddp": "MULTI_GPU"}
 ROTATE = {"allgather": "allgather", "ring": "alltoall"}  # how context parallelism moves keys and values
-STRATEGIES = {("zero3", False): "FULL_SHARD", ("zero2", False): "SHARD_GRAD_OP", ("zero3", True): "HYBRID_SHARD", ("zero2", True): "HYBRID_SHARD_ZERO2"}
+STRATEGIES = {
+    ("zero3", False): "FULL_SHARD",
+    ("zero2", False): "SHARD_GRAD_OP",
+    ("zero3", True): "HYBRID_SHARD",
+    ("zero2", True): "HYBRID_SHARD_ZERO2",
+}
 PREFIX = "parallelism_config_"
 
 
@@ -67,7 +73,12 @@ def _fsdp(run: Run) -> dict[str, Any]:
     }
     if second:
         return common
-    return common | {"fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_forward_prefetch": False, "fsdp_use_orig_params": True, "fsdp_sync_module_states": True}
+    return common | {
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_forward_prefetch": False,
+        "fsdp_use_orig_params": True,
+        "fsdp_sync_module_states": True,
+    }
 
 
 def _degrees(run: Run) -> dict[str, Any]:
@@ -82,7 +93,11 @@ def launch(run: Run, options: Options) -> str:
     text = HEAD + FROM_HERE + "\n" + exports(settings(run, TARGET, options))
     if run.cluster.nodes > 1:
         text += '\n: "${HEAD_NODE:?set HEAD_NODE to the address of the first node}" "${NODE_RANK:?set NODE_RANK to the number of this node, from 0}"\n'
-        flags += [("--machine_rank", Raw('"$NODE_RANK"')), ("--main_process_ip", Raw('"$HEAD_NODE"')), ("--main_process_port", options.port)]
+        flags += [
+            ("--machine_rank", Raw('"$NODE_RANK"')),
+            ("--main_process_ip", Raw('"$HEAD_NODE"')),
+            ("--main_process_port", options.port),
+        ]
     return text + "\n" + command(["accelerate launch"], flags, after=quote(options.script))
 
 
@@ -106,7 +121,7 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
     fields["strategy.compile"] = bool((document.get("dynamo_config") or {}).get("dynamo_backend"))
     kind = document["distributed_type"]
     if kind in ("FSDP", "MULTI_GPU"):
-        fields["training.precision"] = {"no": "fp32"}.get(document.get("mixed_precision"), document.get("mixed_precision"))
+        fields["training.precision"] = "fp32" if document.get("mixed_precision") in ("no", None) else document["mixed_precision"]
         fields |= _read_fsdp(document, world(fields)) if kind == "FSDP" else _ddp(world(fields))
     return trainer.merged(base, said(fields))
 
@@ -135,7 +150,7 @@ def _read_fsdp(document: dict[str, Any], gpus: int | None) -> dict[str, Any]:
         "strategy.dp_shard": dp // replicate if dp else None,
         "strategy.tp": tp,
         "strategy.cp": cp,
-        "strategy.cp_kind": {v: k for k, v in ROTATE.items()}.get(degrees.get(PREFIX + "cp_comm_strategy")),
+        "strategy.cp_kind": {v: k for k, v in ROTATE.items()}.get(str(degrees.get(PREFIX + "cp_comm_strategy"))),
         "strategy.offload": "params-cpu" if inner.get("fsdp_offload_params") else "none",
         "strategy.recompute": "full" if inner.get("fsdp_activation_checkpointing") else "none",
     }
@@ -148,8 +163,7 @@ def _replicas(strategy: object, document: dict[str, Any]) -> int:
 
 LIMITS = (
     *LOOP_LIMITS,
-    when(lambda run: run.plan.structure.framework != "fsdp2", Limit("strategy.tp", lambda run: run.plan.tp == 1, "has this axis with FSDP2 only", lambda run: {"strategy.tp": 1})),
-    when(lambda run: run.plan.structure.framework != "fsdp2", Limit("strategy.cp", lambda run: run.plan.cp == 1, "has this axis with FSDP2 only", lambda run: {"strategy.cp": 1})),
+    *(when(uses("fsdp1", "deepspeed", "ddp"), limit) for limit in no_axis("tp", "cp", why="has this axis with FSDP2 only")),
     when(lambda run: run.plan.cp > 1, only("strategy.cp_kind", list(ROTATE), "moves keys and values by all-gather or in a ring")),
     Limit(
         "strategy.dp_shard",

@@ -80,7 +80,7 @@ class Target:
     command: Callable[[Run, Options], str]
     aliases: tuple[str, ...] = ()
     program: Callable[[Run, Options], Any] | None = None  # launch.Program: what every rank runs
-    engine: Callable[[Run], Target] | None = None  # whose files stand beside its own
+    engine: Callable[[Run], Target | None] | None = None  # whose files stand beside its own
     settings: Callable[[Run], Iterable[Setting]] = lambda run: ()
     settle: Callable[[Run], Changes] = lambda run: {}  # sizes that the writer works out, written into the plan before it is emitted
     source: str = ""

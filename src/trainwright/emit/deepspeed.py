@@ -68,7 +68,8 @@ def config(run: Run, options: Options) -> dict[str, Any]:
     document["data_types"] = {"grad_accum_dtype": job.gradient_dtype}
     document["optimizer"] = {
         "type": OPTIMIZERS[job.optimizer],
-        "params": {"lr": options.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1} | ({"eps": 1e-8} if job.optimizer == "adamw" else {}),
+        "params": {"lr": options.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1}
+        | ({"eps": 1e-8} if job.optimizer == "adamw" else {}),
     }
     document["zero_optimization"] = _zero(run, options)
     if s.offload.endswith("-nvme"):
@@ -140,7 +141,7 @@ def _fields(document: dict[str, Any]) -> dict[str, Any]:
     stage = int(zero.get("stage", 0))
     sharding = {v: k for k, v in STAGES.items()}.get(stage)
     numbers = all(isinstance(n, int) for n in (batch, micro, accumulation))
-    dp = batch // (micro * accumulation) if numbers and batch % (micro * accumulation) == 0 else None  # type: ignore[operator]
+    dp = batch // (micro * accumulation) if numbers and batch % (micro * accumulation) == 0 else None
     kind = str((document.get("optimizer") or {}).get("type", "")).lower()
     cp = document.get("sequence_parallel_size", 1)
     enabled = [p for p in ("bf16", "fp16") if (document.get(p) or {}).get("enabled") is True]
@@ -178,7 +179,13 @@ def _read_offload(zero: dict[str, Any]) -> str:
 def _adam_on_cpu(run: Run) -> list[Setting]:
     if run.plan.structure.offload == "none":
         return []
-    return [Setting("DS_SKIP_CUDA_CHECK", "1", "DeepSpeedCPUAdam is compiled on first use: a toolkit of another minor version than torch's would refuse")]
+    return [
+        Setting(
+            "DS_SKIP_CUDA_CHECK",
+            "1",
+            "DeepSpeedCPUAdam is compiled on first use: a toolkit of another minor version than torch's would refuse",
+        )
+    ]
 
 
 def _zero3_for_nvme(run: Run) -> bool:
@@ -191,7 +198,12 @@ LIMITS = (
     only("strategy.virtual_stages", [1], "has one chunk a pipeline stage"),
     when(
         lambda run: run.plan.structure.sharding != "none",
-        Limit("strategy.dp_replicate", lambda run: run.plan.dp_replicate == 1, "shards over all data-parallel ranks", lambda run: {"strategy.dp_replicate": 1}),
+        Limit(
+            "strategy.dp_replicate",
+            lambda run: run.plan.dp_replicate == 1,
+            "shards over all data-parallel ranks",
+            lambda run: {"strategy.dp_replicate": 1},
+        ),
     ),
     when(lambda run: run.plan.cp > 1, only("strategy.cp_kind", ["ulysses"], "splits sequences by Ulysses' all-to-all")),
     only("training.precision", ["bf16", "fp16", "fp32"], "has no key for this format"),

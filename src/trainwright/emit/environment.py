@@ -26,7 +26,11 @@ def _allocator(run: Run) -> list[Setting]:
 
 def _threads(run: Run) -> list[Setting]:
     if run.plan.structure.offload in ("optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme"):
-        return [Setting("OMP_NUM_THREADS", "8", "the optimizer steps on the CPU; torchrun's default of one thread would make it the slowest part")]
+        return [
+            Setting(
+                "OMP_NUM_THREADS", "8", "the optimizer steps on the CPU; torchrun's default of one thread would make it the slowest part"
+            )
+        ]
     return [Setting("OMP_NUM_THREADS", "1", "one process a GPU: threads of the data loader and of the host code do not contend")]
 
 

@@ -14,7 +14,17 @@ from .environment import settings
 from .launch import Program, launched, script
 
 SCRIPT, PLAN, CONFIG = "train_fsdp.py", "plan.json", "config.json"
-TRAINING = ("seq_len", "global_batch_size", "precision", "optimizer", "optimizer_kernel", "master_weights", "gradient_dtype", "loss", "loss_chunks")
+TRAINING = (
+    "seq_len",
+    "global_batch_size",
+    "precision",
+    "optimizer",
+    "optimizer_kernel",
+    "master_weights",
+    "gradient_dtype",
+    "loss",
+    "loss_chunks",
+)
 STRATEGY = (
     "framework", "sharding", "dp", "dp_replicate", "dp_shard", "micro_batch_size", "recompute", "recompute_every", "attention", "offload",
     "reshard_root", "compile", "options",
@@ -78,7 +88,11 @@ LIMITS = (
     only("strategy.framework", ["fsdp2"], "is FSDP2 and nothing else"),
     *no_axis("tp", "pp", "cp", "ep", "etp", "virtual_stages", why="splits parameters and data only (torchtitan has this axis)"),
     only("strategy.sharding", ["zero3", "zero2"], "shards parameters; plain replicas need DDP"),
-    only("strategy.offload", ["none", "params-cpu", "activations-cpu"], "offloads parameters with their optimizer, or activations, to host memory"),
+    only(
+        "strategy.offload",
+        ["none", "params-cpu", "activations-cpu"],
+        "offloads parameters with their optimizer, or activations, to host memory",
+    ),
     only("strategy.schedule", ["1f1b"], "has no pipeline"),
     only("strategy.layers_per_stage", [None], "has no pipeline"),
     only("strategy.sequence_parallel", [False], "has no tensor parallelism"),
@@ -102,7 +116,13 @@ TARGET = Target(
     write=write,
     read=read,
     limits=LIMITS,
-    says=("cluster.nodes", "cluster.gpus_per_node", "training.tokens", *(f"training.{k}" for k in TRAINING), *(f"strategy.{k}" for k in STRATEGY)),
+    says=(
+        "cluster.nodes",
+        "cluster.gpus_per_node",
+        "training.tokens",
+        *(f"training.{k}" for k in TRAINING),
+        *(f"strategy.{k}" for k in STRATEGY),
+    ),
     leaves=("training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.cp_kind"),
     install=lambda run, options: "`pip install torch==2.13.0 transformers`",
     command=lambda run, options: "`bash launch.sh`" + (" on every node, HEAD_NODE set to the first" if run.cluster.nodes > 1 else ""),

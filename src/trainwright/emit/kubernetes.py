@@ -15,7 +15,13 @@ from .yaml import dump, load
 
 JOB, MAP = "trainjob.yaml", "configmap.yaml"
 WHERE = "/plan"
-RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi", "Google": "google.com/tpu", "AWS": "aws.amazon.com/neuroncore"}
+RESOURCES = {
+    "NVIDIA": "nvidia.com/gpu",
+    "AMD": "amd.com/gpu",
+    "Intel": "habana.ai/gaudi",
+    "Google": "google.com/tpu",
+    "AWS": "aws.amazon.com/neuroncore",
+}
 
 
 def object_name(text: str) -> str:

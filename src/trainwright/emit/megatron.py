@@ -176,7 +176,13 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
 def _fields(flags: dict[str, list[str]], fields: dict[str, Any]) -> dict[str, Any]:
     degrees = {
         axis: number(flags, f"--{word}-parallel-size") or 1
-        for axis, word in (("tp", "tensor-model"), ("pp", "pipeline-model"), ("cp", "context"), ("ep", "expert-model"), ("etp", "expert-tensor"))
+        for axis, word in (
+            ("tp", "tensor-model"),
+            ("pp", "pipeline-model"),
+            ("cp", "context"),
+            ("ep", "expert-model"),
+            ("etp", "expert-tensor"),
+        )
     }
     gpus = world(fields)
     dp = gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"]) if gpus else None
@@ -236,7 +242,13 @@ def _read_numbers(flags: dict[str, list[str]]) -> dict[str, Any]:
 def _read_memory(flags: dict[str, list[str]]) -> dict[str, Any]:
     granularity = _first(flags, "--recompute-granularity") or "none"
     modules = [m for m in flags.get("--recompute-modules", []) if m in MODULES]
-    offload = "optimizer-cpu" if "--optimizer-cpu-offload" in flags else "activations-cpu" if number(flags, "--cpu-offloading-num-layers") else "none"
+    offload = (
+        "optimizer-cpu"
+        if "--optimizer-cpu-offload" in flags
+        else "activations-cpu"
+        if number(flags, "--cpu-offloading-num-layers")
+        else "none"
+    )
     return {
         "strategy.recompute": granularity,
         "strategy.recompute_every": number(flags, "--recompute-num-layers") if granularity == "full" else 1,

@@ -67,7 +67,8 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
         return None
     kind, _, count = str(document["resources"]["accelerators"]).partition(":")
     nodes, gpus = document.get("num_nodes", 1), int(count) if count.isdigit() else 1
-    found = engines.read_launched(files, str(document.get("run", "")), nodes, gpus) or {}
+    _, port, words = str(document.get("run", "")).partition("--master-port")  # what stands before it is the launcher's own
+    found = engines.read_launched(files, port + words, nodes, gpus) or {}
     names = [k for k, v in ACCELERATORS.items() if v == kind]
     return found | said({"cluster.gpu": names[0] if names else None, "cluster.nodes": nodes, "cluster.gpus_per_node": gpus})
 
@@ -79,7 +80,12 @@ TARGET = Target(
     write=write,
     read=read,
     limits=(
-        Limit("cluster.gpu", lambda run: run.cluster.gpu.id in ACCELERATORS, "rents no such accelerator", lambda run: {"cluster.gpu": "H100-SXM-80GB"}),
+        Limit(
+            "cluster.gpu",
+            lambda run: run.cluster.gpu.id in ACCELERATORS,
+            "rents no such accelerator",
+            lambda run: {"cluster.gpu": "H100-SXM-80GB"},
+        ),
     ),
     says=("cluster.nodes", "cluster.gpus_per_node"),
     leaves=(),
@@ -88,4 +94,3 @@ TARGET = Target(
     engine=engines.engine_of,
     source="docs.skypilot.co: task YAML, SKYPILOT_NODE_IPS, SKYPILOT_NODE_RANK, SKYPILOT_NUM_GPUS_PER_NODE",
 )
-

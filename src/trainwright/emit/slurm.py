@@ -14,6 +14,7 @@ from .launch import program_text
 from .shell import comment, exports
 
 JOB = "job.sbatch"
+NO_SIGNAL = ": # this engine saves at its own interval and knows no signal"
 NOTICE_S = 300  # seconds before the limit at which Slurm signals: enough to write a checkpoint
 _NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -69,11 +70,15 @@ exit "$status"
 def write(run: Run, options: Options) -> Files:
     engine = engines.engine_of(run)
     program = engine.program(run, options)  # type: ignore[misc]
-    forward = f'scancel --signal={program.stop_signal} "$SLURM_JOB_ID"' if program.stop_signal else ": # this engine saves at its own interval and knows no signal"
+    forward = (
+        f'scancel --signal={program.stop_signal} "$SLURM_JOB_ID"'
+        if program.stop_signal
+        else ": # this engine saves at its own interval and knows no signal"
+    )
     body = BODY.format(port=int(options.port), notice=NOTICE_S, forward=forward, program=program_text(program))
     needed = [*settings(run, engine, options), Setting("PYTHONUNBUFFERED", "1", "what a rank printed is in the log when it dies")]
-    where = 'cd "$SLURM_SUBMIT_DIR"\n\n'
-    text = "#!/usr/bin/env bash\n" + directives(run, options) + comment(f"submit it with: sbatch {JOB}") + "\nset -euo pipefail\n" + where + exports(needed) + body
+    head = "#!/usr/bin/env bash\n" + directives(run, options) + comment(f"submit it with: sbatch {JOB}")
+    text = head + "\nset -euo pipefail\n" + 'cd "$SLURM_SUBMIT_DIR"\n\n' + exports(needed) + body
     return {**engines.files(run, options), JOB: text}
 
 
@@ -99,7 +104,9 @@ TARGET = Target(
     says=("cluster.nodes", "cluster.gpus_per_node"),
     leaves=(),
     install=lambda run, options: engines.engine_of(run).install(run, options) + " on every node",
-    command=lambda run, options: f"`sbatch {JOB}`" if engines.engine_of(run).name != "megatron" else f"`sbatch {JOB}` in the checkout of Megatron-LM",
+    command=lambda run, options: (
+        f"`sbatch {JOB}`" if engines.engine_of(run).name != "megatron" else f"`sbatch {JOB}` in the checkout of Megatron-LM"
+    ),
     engine=engines.engine_of,
     source="slurm.schedmd.com/sbatch.html: --signal, --requeue, --open-mode; scancel.html: signals go to job steps, not to the batch script",
 )

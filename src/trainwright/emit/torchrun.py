@@ -24,7 +24,11 @@ def least_nodes(run: Run) -> int:
         if gpus % rest:
             continue
         dp = gpus // rest
-        if dp % plan.dp_replicate or run.job.global_batch_size % (dp * plan.micro_batch_size) or (dp * plan.cp * plan.tp) % (plan.ep * plan.etp):
+        if (
+            dp % plan.dp_replicate
+            or run.job.global_batch_size % (dp * plan.micro_batch_size)
+            or (dp * plan.cp * plan.tp) % (plan.ep * plan.etp)
+        ):
             continue
         whole = plan.structure.sharding == "none"
         fewer = replace(

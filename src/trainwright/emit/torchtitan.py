@@ -98,7 +98,9 @@ def flags(run: Run, options: Options) -> Flags:
 def program(run: Run, options: Options) -> Program:
     if is_old(options):
         return Program(("-m", "torchtitan.train"), (("--job.config_file", TOML),), stop_signal="")
-    return Program(("-m", "torchtitan.train"), tuple(flags(run, options)), (f"activation-checkpoint:{run.plan.structure.recompute}",), stop_signal="")
+    return Program(
+        ("-m", "torchtitan.train"), tuple(flags(run, options)), (f"activation-checkpoint:{run.plan.structure.recompute}",), stop_signal=""
+    )
 
 
 def stages(run: Run) -> list[list[str]] | None:
@@ -153,15 +155,18 @@ def toml(run: Run, options: Options) -> str:
     name, flavor = FLAVORS[run.model.name]
     job, s = run.job, run.plan.structure
     if job.loss != "plain":
-        raise SpecError(f"{job.loss}: torchtitan {options.torchtitan_version} computes the loss in one piece", "training.loss", "training.loss = plain")
+        raise SpecError(
+            f"{job.loss}: torchtitan {options.torchtitan_version} computes the loss in one piece", "training.loss", "training.loss = plain"
+        )
     found = sections(run)
     found["training"]["max_norm"] = float(options.clip)
     found["optimizer"] |= {"name": "AdamW", "lr": float(options.learning_rate)}
     found["compile"].pop("enable_async_tensor_parallel", None)
     found["parallelism"]["enable_async_tensor_parallel"] = s.async_tp
+    converters = {"converters": ["quantize.linear.float8"]} if job.precision == "fp8" else {}
     document: dict[str, Any] = {
         "job": {"dump_folder": options.output, "description": options.name},
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": "./assets/hf"} | ({"converters": ["quantize.linear.float8"]} if job.precision == "fp8" else {}),
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": "./assets/hf"} | converters,
         **found,
         "checkpoint": {"enable": True, "interval": options.checkpoint_steps},
         "activation_checkpoint": {"mode": s.recompute} | ({"selective_ac_option": "op"} if s.recompute == "selective" else {}),
@@ -184,7 +189,11 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
         except tomllib.TOMLDecodeError:
             return None
         mode = document.get("activation_checkpoint", {}).get("mode", "none")
-        return said(_fields(document, launched(files)) | {"strategy.recompute": mode}) if {"training", "parallelism"} <= document.keys() else None
+        return (
+            said(_fields(document, launched(files)) | {"strategy.recompute": mode})
+            if {"training", "parallelism"} <= document.keys()
+            else None
+        )
     text = next((files[n] for n in ("launch.sh", "job.sbatch") if "torchtitan.train" in files.get(n, "")), "")
     if not text:
         return None
@@ -259,13 +268,22 @@ def _nearest_model(run: Run) -> dict[str, Any]:
     return {"model": min(BILLIONS, key=lambda name: abs(BILLIONS[name] / size - 1) if BILLIONS[name] > size else size / BILLIONS[name] - 1)}
 
 
+def _install(run: Run, options: Options) -> str:
+    version = options.torchtitan_version
+    if is_old(options):
+        return f"`git clone -b v{version} https://github.com/pytorch/torchtitan`"
+    return f"`pip install torchtitan=={version}`"
+
+
 LIMITS = (
     only("strategy.framework", ["fsdp2"], "is FSDP2 and DTensor"),
     Limit("model", lambda run: run.model.name in FLAVORS, "has no flavor of this model", _nearest_model),
     only("strategy.schedule", list(SCHEDULES), "has no such schedule"),
     only("strategy.etp", [1], "splits experts over ep only"),
-    when(lambda run: run.plan.structure.sharding == "none", Limit("strategy.dp_shard", lambda run: run.plan.dp_shard == 1, "shards what it splits", lambda run: {"strategy.sharding": "zero3"})),
-    when(lambda run: run.plan.structure.sharding != "none", Limit("strategy.sharding", lambda run: run.plan.dp_shard > 1 or run.plan.structure.sharding != "zero3" or run.plan.structure.reshard_root, "has nothing to shard", lambda run: {"strategy.reshard_root": True})),
+    when(
+        lambda run: run.plan.structure.sharding == "zero3" and run.plan.dp_shard == 1,
+        only("strategy.reshard_root", [True], "takes one shard for plain replicas unless told to reshard"),
+    ),
     when(
         lambda run: run.plan.pp > 1 and run.plan.structure.sharding == "zero3",
         only("strategy.reshard_root", [True], "keeps every parameter gathered in a pipeline unless told otherwise for all"),
@@ -315,7 +333,7 @@ TARGET = Target(
         "training.packing", "training.loss_chunks", "training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.cp_kind",
         "strategy.options", "strategy.layers_per_stage", "strategy.virtual_stages", "strategy.reshard_root",
     ),
-    install=lambda run, options: f"`pip install torchtitan=={options.torchtitan_version}`" if not is_old(options) else f"`git clone -b v{options.torchtitan_version} https://github.com/pytorch/torchtitan`",
+    install=_install,
     command=lambda run, options: "`bash launch.sh`" + (" on every node, HEAD_NODE set to the first" if run.cluster.nodes > 1 else ""),
     program=program,
     source="torchtitan 0.3.0 config/configs.py, config/manager.py, trainer.py, models/*/config_registry.py; 0.2.0 config/job_config.py",

@@ -62,7 +62,9 @@ def arguments(run: Run, options: Options) -> dict[str, Any]:
         return document | {"fsdp": True, "fsdp_config": _fsdp(run)}
     if s.framework == "deepspeed":
         document["deepspeed"] = deepspeed.CONFIG
-    return document | ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}} if s.recompute == "full" else {})
+    return document | (
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}} if s.recompute == "full" else {}
+    )
 
 
 def _fsdp(run: Run) -> dict[str, Any]:
@@ -121,7 +123,13 @@ def _fields(document: dict[str, Any], fields: dict[str, Any], on_deepspeed: bool
     if document.get("fsdp"):
         fields |= _read_fsdp(document.get("fsdp_config") or {}, dp)
     elif not on_deepspeed:
-        fields |= {"strategy.framework": "ddp", "strategy.sharding": "none", "strategy.dp_shard": 1, "strategy.dp_replicate": dp, "strategy.offload": "none"}
+        fields |= {
+            "strategy.framework": "ddp",
+            "strategy.sharding": "none",
+            "strategy.dp_shard": 1,
+            "strategy.dp_replicate": dp,
+            "strategy.offload": "none",
+        }
     return fields
 
 
@@ -192,7 +200,10 @@ LIMITS = (
         lambda run: {"strategy.dp_replicate": 1},
     ),
     only("training.optimizer", ["adamw", *OPTIMIZERS], "has no such optimizer"),
-    when(lambda run: run.job.optimizer == "adamw", only("training.optimizer_kernel", list(ADAMW), "steps with PyTorch's fused or foreach kernels")),
+    when(
+        lambda run: run.job.optimizer == "adamw",
+        only("training.optimizer_kernel", list(ADAMW), "steps with PyTorch's fused or foreach kernels"),
+    ),
 )
 TARGET = Target(
     name="trainer",
@@ -204,10 +215,12 @@ TARGET = Target(
     says=(
         "cluster.nodes", "cluster.gpus_per_node",
         "strategy.framework", "strategy.sharding", "strategy.dp", "strategy.dp_shard", "strategy.dp_replicate", "strategy.micro_batch_size", "strategy.compile",
-        "strategy.recompute", "strategy.offload", "training.global_batch_size", "training.precision", "training.optimizer", "training.optimizer_kernel", "training.loss",
+        "strategy.recompute", "strategy.offload",
+        "training.global_batch_size", "training.precision", "training.optimizer", "training.optimizer_kernel", "training.loss",
     ),
     leaves=(
-        "training.seq_len", "training.tokens", "training.dropout", "training.packing", "training.moe_capacity_factor", "training.loss_chunks", "training.autocast",
+        "training.seq_len", "training.tokens", "training.dropout", "training.packing", "training.moe_capacity_factor", "training.loss_chunks",
+        "training.autocast",
         "training.method", "training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.attention", "strategy.reshard_root",
         "strategy.cp_kind", "strategy.options",
     ),

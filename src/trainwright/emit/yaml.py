@@ -52,10 +52,20 @@ def _below(value: Any, indent: int) -> str:
         return "\n" + dump(value, indent) if value else " {}\n"
     if isinstance(value, (list, tuple)):
         return "\n" + dump(value, indent) if value else " []\n"
-    if isinstance(value, str) and "\n" in value and not any(ord(c) < 32 and c != "\n" for c in value) and not value.startswith((" ", "\n")):
+    if isinstance(value, str) and _fits_block(value):
         body = "".join(f"{' ' * indent}{line}\n" if line else "\n" for line in value.rstrip("\n").split("\n"))
         return (" |\n" if value.endswith("\n") else " |-\n") + body
     return f" {scalar(value)}\n"
+
+
+def _fits_block(text: str) -> bool:
+    """Several printable lines that a block scalar gives back as they were."""
+    return (
+        "\n" in text
+        and not text.startswith((" ", "\n"))
+        and not text.endswith("\n\n")
+        and all(line.isprintable() for line in text.split("\n"))
+    )
 
 
 def load(text: str, where: str = "YAML") -> Any:
