@@ -132,7 +132,7 @@ def test_yaml_scalars_come_back_as_they_were():
         "\ufeff",
         "\U0001f600",
     ]
-    values += ["a\nb", "a\n\n b\n", "\n", " a\n", "tab\there\nx", "trailing \nspace", "a\n\n"]
+    values += ["2026-01-01", "a\nb", "a\n\n b\n", "\n", " a\n", "tab\there\nx", "trailing \nspace", "a\n\n"]
     document = {"texts": values, "numbers": [1, -2.5, 1e-5, 3e22, True, False, None], "nested": {"x y": [[1, 2], {"a": {}}], "empty": []}}
     assert yaml.safe_load(dump(document)) == document
     assert scalar("plain") == "plain"

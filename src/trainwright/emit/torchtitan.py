@@ -6,7 +6,6 @@ which layer stands on which stage); everything else is flags, so that a change o
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -103,18 +102,19 @@ def program(run: Run, options: Options) -> Program:
     )
 
 
-def stages(run: Run) -> list[list[str]] | None:
-    """Names of the modules of each stage, in the order of the model; None without a pipeline."""
+def stages(run: Run) -> list[str] | None:
+    """The modules of each stage as Python, in the order of the model; None without a pipeline."""
     p = run.plan
     if p.pp == 1:
         return None
     counts = layers_per_stage(run.model.num_layers, p.pp * p.virtual_stages, p.structure.layers_per_stage)
     found, first = [], 0
-    for count in counts:
-        found.append([f"layers.{i}" for i in range(first, first + count)])
+    for i, count in enumerate(counts):
+        parts = ['"tok_embeddings"'] if i == 0 else []
+        parts += [f"*layers({first}, {first + count})"]
+        parts += ['"norm"', '"lm_head"'] if i == len(counts) - 1 else []
+        found.append(f"[{', '.join(parts)}]")
         first += count
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", "lm_head"]
     return found
 
 
@@ -144,10 +144,13 @@ def module(run: Run, options: Options) -> str:
     ]
     parts = stages(run)
     if parts is not None:
-        rows = "".join(f"        {json.dumps(part)},\n" for part in parts)
+        rows = "".join(f"        {part},\n" for part in parts)
         lines.append(f"    config.parallelism.module_fqns_per_model_part = [\n{rows}    ]")
+    helper = ""
+    if parts is not None:
+        helper = '\n\ndef layers(first, end):\n    return [f"layers.{i}" for i in range(first, end)]\n'
     title = '"""The part of the plan that torchtitan has no flags for."""\n\n'
-    return title + "\n".join(imports) + "\n\n\ndef plan():\n" + "\n".join(lines) + "\n    return config\n"
+    return title + "\n".join(imports) + "\n" + helper + "\n\ndef plan():\n" + "\n".join(lines) + "\n    return config\n"
 
 
 def toml(run: Run, options: Options) -> str:
