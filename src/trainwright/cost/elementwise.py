@@ -32,7 +32,7 @@ GROUPS = {"norm": "norms", "activation": "activation", "multiply": "activation"}
 
 
 def elementwise(block: Block, shares: Shares, job: TrainingJob, fusion: str, table: Constants) -> dict[str, Elementwise]:
-    """Bytes by group: norms, activation, other. `fusion`: fused | compiled | eager (sections of [passes])."""
+    """Bytes by group: norms, activation, routing, and the rest. `fusion`: fused | compiled | eager (sections of [passes])."""
     passes = table["passes"][fusion]
     size = float(activation_bytes(job.precision))
     found: dict[str, Elementwise] = {}
@@ -40,7 +40,7 @@ def elementwise(block: Block, shares: Shares, job: TrainingJob, fusion: str, tab
         f, b, count = _passes(op, block, passes)
         if not (f or b or count):
             continue
-        group = GROUPS.get(op.kind, "other")
+        group = GROUPS.get(op.kind, "sums, rope, biases")
         if group == "activation" and op.experts:
             group = "expert activation"
         moved = shares.region(op) * size

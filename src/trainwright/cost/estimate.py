@@ -213,7 +213,7 @@ class Estimate:
             },
             "run": self.cost.to_dict(),
             "reasons": list(self.reasons),
-            "warnings": list(self.warnings),
+            "warnings": [*self.warnings, *time.notes(i)],
             "assumed": list(self.assumed),
         }
 

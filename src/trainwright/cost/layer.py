@@ -98,7 +98,7 @@ def _product_part(p: Product, rate: Rates, precision: str, job: TrainingJob) -> 
     trained = job.method == "full"
     if trained:
         backward = backward + matmul_seconds(p.n, p.k, p.m, p.count, rate, kind)
-    formula = "launch + max(2 m n k count / sustained x (1 + ramp/k + wave/(m n)) x alignment, bytes / bandwidth)"
+    formula = "launch + max(units x rounds of tiles x 2 tile (k/split + ramp) x alignment / sustained, bytes / bandwidth)"
     return Part(
         p.name,
         "grouped" if p.kind == "grouped" else "product",

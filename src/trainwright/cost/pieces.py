@@ -211,15 +211,22 @@ class StructurePieces:
         return forward * self.age, backward * self.age
 
     def _in_layer(self, forward_window: Column, backward_window: Column) -> list[Column]:
-        """Exposed seconds a step of every message inside layers; the others still whole."""
+        """Exposed seconds a step of every message inside layers; the others still whole. Messages that hide behind the same work share it."""
         slowdown = self.constants["overlap"]["slowdown"]
+        windows = {True: self.m * forward_window, False: self.m * backward_window}
+        beside: dict[tuple[str, bool], Column] = {}
+        for m, seconds in zip(self.messages, self.seconds):
+            if m.axis in IN_LAYER and m.overlaps:
+                way = (m.axis, m.phase == "forward")
+                beside[way] = beside[way] + seconds if way in beside else seconds
         shown = []
-        for message, seconds in zip(self.messages, self.seconds):
-            if message.axis in IN_LAYER:
-                window = self.m * (forward_window if message.phase == "forward" else backward_window)
-                shown.append(in_layer(message, seconds, window, self.structure, self.rules, self.year, slowdown))
-            else:
+        for m, seconds in zip(self.messages, self.seconds):
+            if m.axis not in IN_LAYER:
                 shown.append(seconds)
+                continue
+            way = (m.axis, m.phase == "forward")
+            window = windows[way[1]] * seconds / np.maximum(beside[way], 1e-12) if way in beside else windows[way[1]]
+            shown.append(in_layer(m, seconds, window, self.structure, self.rules, self.year, slowdown))
         return shown
 
     def _per_layer(self, shown: list[Column], axis: str, phases: tuple[str, ...], layers: Column) -> Column:

@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     memory=MemoryRules(engine="tape", parameter_dtype="master"),
     offloads=("none", "optimizer-cpu", "activations-cpu"),  # torchao CPUOffloadOptimizer; torch.autograd.graph.save_on_cpu
     time=TimeRules(
-        dp_residual=0.17,
+        dp_residual=0.146,
         fusion="eager",
         compiles=True,
         checkpoint_stops_early=True,

@@ -28,7 +28,7 @@ FRAMEWORK = Framework(
     ),
     even_stages=True,
     time=TimeRules(
-        dp_residual=0.17,
+        dp_residual=0.146,
         fusion="fused",
         eager_when_sharded=True,
         fuses_projections=True,

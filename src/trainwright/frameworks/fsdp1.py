@@ -20,7 +20,7 @@ FRAMEWORK = Framework(
         source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
     ),
     time=TimeRules(
-        dp_residual=0.17,
+        dp_residual=0.146,
         fusion="eager",
         compiles=True,
         fuses_projections=True,

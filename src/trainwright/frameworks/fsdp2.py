@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     memory=MemoryRules(engine="tape", parameter_dtype="master", compiled_loss_since="2025-01"),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
     time=TimeRules(
-        dp_residual=0.17,
+        dp_residual=0.146,
         fusion="eager",
         compiles=True,
         gather_copy_bytes=16.0,

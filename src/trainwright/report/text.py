@@ -113,7 +113,10 @@ def time_text(console: Console, e: Estimate, explain: bool = False) -> None:
     )
     bar(console, "step time", breakdown, e.step_s, format_seconds)
     if explain:
-        rows = [(t.name, t.formula, t.numbers, format_seconds(t.seconds), t.source) for t in e.table.time.terms(e.index)]
+        rows = [
+            (t.name, t.formula, ", ".join(f"{k} {v:.4g}" for k, v in t.numbers.items()), format_seconds(t.seconds), t.source)
+            for t in e.table.time.terms(e.index)
+        ]
         console.print(terms_table("time, term by term", rows))
 
 
