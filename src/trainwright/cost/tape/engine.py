@@ -1,8 +1,9 @@
-"""Plans of one structure -> `MemoryTable`: rows are grouped by variant and stage, each group is one matrix product."""
+"""Plans of one structure -> `MemoryTable`: rows are grouped by variant and pipeline rank, each group is one matrix product."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,23 +13,27 @@ from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ..memory_table import PARTS, PHASES, STATES, MemoryTable, Moment, Term, scatter
+from ..memory_table import PARTS, PHASES, STATES, MemoryTable, scatter
 from ..table import IntColumn, PlanTable
-from .program import Pattern, Program, make, pattern
+from .detail import Detail
+from .pipeline import Rank, groups, ranks
+from .program import FEW, Pattern, Program, make, pattern
 from .setup import Setup, Stage, Variant
 from .sizes import Columns
-from .step import Step
 
 EXACT = 2.0**53
-SOURCE = "replay of torch 2.13's allocations"
+CHUNK = 2**14  # plans at a time: their columns stay in the processor's cache
 
 
 def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
     """`MemoryTable` of plans of one structure; bytes are exact whole numbers."""
     parts, where = [], []
     for variant, rows in variants(model, structure, table):
-        parts.append(_group(model, job, structure, variant, table.take(rows)))
-        where.append(rows)
+        for start in range(0, len(rows), CHUNK):
+            some = rows[start : start + CHUNK]
+            for inside in groups(table.take(some)):
+                parts.append(_worst(model, job, structure, variant, table.take(some[inside])))
+                where.append(some[inside])
     return scatter(parts, where)
 
 
@@ -49,49 +54,77 @@ def variants(model: ModelSpec, structure: Structure, table: PlanTable) -> Iterat
         yield Variant(*(bool(value >> i & 1) for i in range(len(flags)))), np.flatnonzero(code == value)
 
 
-@lru_cache(maxsize=4096)
 def program(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, stage: Stage) -> tuple[Program, Pattern]:
-    """The matrices of a structure, replayed once."""
+    """The matrices of a stage; stages that differ only in how often a unit repeats share them."""
     every = structure.recompute_every if structure.recompute == "full" else 1
     shape = pattern(stage.layers, every)
-    return make(Setup(model, job, structure, variant, stage), shape), shape
+    if structure.sharding != "zero1":  # whose states depend on all layers together
+        stage = replace(stage, layers=shape.layers(min(shape.repeats, FEW + 1)))
+    return _program(model, job, structure, variant, stage, replace(shape, repeats=min(shape.repeats, FEW + 1))), shape
 
 
-def _columns(structure: Structure, job: TrainingJob, table: PlanTable) -> Columns:
+@lru_cache(maxsize=4096)
+def _program(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, stage: Stage, shape: Pattern) -> Program:
+    return make(Setup(model, job, structure, variant, stage), shape)
+
+
+def columns_of(structure: Structure, job: TrainingJob, table: PlanTable) -> Columns:
+    """What sizes are computed from. FSDP2 cuts parameters over dp_shard x cp, ZeroRedundancyOptimizer deals them over dp_shard."""
     columns = Columns.of(table, job.seq_len)
     if structure.framework == "ddp":
         return columns.with_(shards=table.dp_shard)
     return columns if structure.sharding != "none" else columns.with_(shards=np.ones_like(columns.shards))
 
 
-def _group(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, table: PlanTable) -> MemoryTable:
-    stage = Stage(model.layers)
-    found, shape = program(model, job, structure, variant, stage)
-    columns = _columns(structure, job, table)
-    sizes = np.stack([np.broadcast_to(s.value(columns), (len(table),)) for s in found.symbols]).astype(np.int64)
-    live = product(found.at(shape.repeats), sizes)
-    phases = {name: np.zeros(len(table), np.int64) for name in PHASES}
+def _worst(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, table: PlanTable) -> MemoryTable:
+    """Each plan at its worst pipeline rank."""
+    columns = columns_of(structure, job, table)
+    found = [_on_rank(model, job, structure, variant, table, columns, rank) for rank in ranks(model, structure, table)]
+    if len(found) == 1:
+        return found[0]
+    best = np.stack([t.peak_bytes for t in found]).argmax(axis=0)
+    rows = [np.flatnonzero(best == k) for k in range(len(found))]
+    return scatter([t.take(r) for t, r in zip(found, rows) if len(r)], [r for r in rows if len(r)])
+
+
+def _on_rank(
+    model: ModelSpec,
+    job: TrainingJob,
+    structure: Structure,
+    variant: Variant,
+    table: PlanTable,
+    columns: Columns,
+    rank: Rank,
+) -> MemoryTable:
+    found, shape = program(model, job, structure, variant, rank.stage)
+    n, m = len(table), shape.repeats
+    sizes = np.stack([np.broadcast_to(s.value(columns), (n,)) for s in found.symbols]).astype(np.int64)
+    saved = dict(zip(PARTS, product(found.mark("saved", m), sizes)))
+    others = {part: np.rint(np.maximum(rank.held - 1, 0) * saved[part]).astype(np.int64) for part in PARTS}
+    in_step = found.moments.phase != PHASES.index("optimizer")
+    live = product(found.at(m), sizes) + in_step[:, None] * sum(others.values())
+    phases = {name: np.zeros(n, np.int64) for name in PHASES}
     for k, name in enumerate(PHASES):
         at = found.moments.phase == k
         if at.any():
             phases[name] = live[at].max(axis=0)
-    peak_moment = live.argmax(axis=0)
-    breakdown = _breakdown(found, shape, sizes, peak_moment)
-    owned = dict(zip(PARTS, product(found.mark("owned", shape.repeats), sizes)))
-    after = dict(zip(PARTS, product(found.mark("after backward", shape.repeats), sizes)))
+    moment = live.argmax(axis=0)
+    breakdown = _breakdown(found, m, sizes, moment)
+    breakdown = {part: breakdown[part] + in_step[moment] * others[part] for part in PARTS}
+    owned = dict(zip(PARTS, product(found.mark("owned", m), sizes)))
+    after = dict(zip(PARTS, product(found.mark("after backward", m), sizes)))
     phases["load"] = owned["parameters"] + owned["master_weights"]
-    phases["optimizer"] = np.maximum(phases["optimizer"], sum(after.values()))
-    states = {name: (after if name == "gradients" else owned)[name] for name in STATES}
     return MemoryTable.build(
-        len(table),
+        n,
         breakdown,
-        states,
-        product(found.mark("saved", shape.repeats).sum(axis=0)[None], sizes)[0],
+        {name: (after if name == "gradients" else owned)[name] for name in STATES},
+        sum(saved.values(), np.zeros(n, np.int64)),
         phases,
-        detail=Detail(model, job, structure, table),
-        peak_phase=found.moments.phase[peak_moment],
-        peak_moment=peak_moment,
+        detail=Detail(model, job, structure, table, rank, variant, columns),
+        peak_phase=found.moments.phase[moment],
+        peak_moment=moment,
         moments=found.moments.names,
+        pipeline_rank=np.full(n, rank.number, dtype=np.int64),
     )
 
 
@@ -103,50 +136,9 @@ def product(matrix: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.i
     return matrix @ sizes
 
 
-def _breakdown(found: Program, shape: Pattern, sizes: NDArray[np.int64], moment: IntColumn) -> dict[str, IntColumn]:
+def _breakdown(found: Program, repeats: int, sizes: NDArray[np.int64], moment: IntColumn) -> dict[str, IntColumn]:
     result = np.zeros((len(PARTS), sizes.shape[1]), dtype=np.int64)
     for m in np.unique(moment):
         rows = moment == m
-        result[:, rows] = product(found.parts(int(m), shape.repeats), sizes[:, rows])
+        result[:, rows] = product(found.parts(int(m), repeats), sizes[:, rows])
     return dict(zip(PARTS, result))
-
-
-class Detail:
-    """Answers for one row by replaying it whole, with every storage's name."""
-
-    def __init__(self, model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> None:
-        self.model, self.job, self.structure, self.table = model, job, structure, table
-
-    def _replayed(self, row: int) -> tuple[Step, list[int]]:
-        table = self.table.take(np.array([row]))
-        variant, _ = next(variants(self.model, self.structure, table))
-        setup = Setup(self.model, self.job, self.structure, variant, Stage(self.model.layers))
-        step = Step(setup, [self.model.blocks[name] for name in self.model.layers], named=True)
-        step.replay()
-        columns = _columns(self.structure, self.job, table)
-        return step, [int(np.broadcast_to(s.value(columns), (1,))[0]) for s in step.symbols.table]
-
-    def terms(self, row: int) -> list[Term]:
-        """What is alive at the peak, by name and size, largest first."""
-        step, values = self._replayed(row)
-        tape = step.tape
-        best = max(range(len(tape.moments)), key=lambda i: sum(values[k // len(PARTS)] * n for k, n in tape.moments[i][2].items()))
-        found = []
-        for (what, part, symbol), count in tape.named[best].items():
-            total = count * values[symbol]
-            formula = step.symbols.table[symbol].formula
-            numbers = f"{count:,}" if formula == "1" else f"{count:,} x {values[symbol]:,}"
-            found.append(Term(what, PARTS[part], f"{count:,} x {formula}" if formula != "1" else f"{count:,}", numbers, total, SOURCE))
-        return sorted(found, key=lambda t: -t.bytes)
-
-    def timeline(self, row: int) -> list[Moment]:
-        """Local peaks of the step in order."""
-        step, values = self._replayed(row)
-        moments = []
-        for (phase, layer, _), what, live in step.tape.moments:
-            parts = dict.fromkeys(PARTS, 0)
-            for key, count in live.items():
-                parts[PARTS[key % len(PARTS)]] += count * values[key // len(PARTS)]
-            place = f"layer {layer}: " if 0 <= layer < len(self.model.layers) else ""
-            moments.append(Moment(f"{place}{what}", phase, parts))
-        return moments

@@ -92,7 +92,8 @@ class Group:
     def post_backward(self) -> None:
         self.state = "post_backward"
         if not self.fsdp.reduce_now:
-            self.reshard()
+            if not self.fsdp.piped:
+                self.reshard()
             self._accumulate()
             return
         grads: list[Tensor | Storage] = []
@@ -164,6 +165,7 @@ class Fsdp:
         self.reduce_states: list[Storage] = []
         self.sharded_grads: list[Any] = []
         self.reduce_now = True
+        self.piped = False  # torch's pipeline stages reduce once, after their last micro-batch, and keep parameters whole until then
 
     def enter(self, group: Group, x: Tensor | None) -> Tensor | None:
         """Before a module's forward: gather, and watch for the gradient of its input."""
@@ -183,6 +185,13 @@ class Fsdp:
         if isinstance(out.node, Node) and not recomputing:
             out.node.before = [*(out.node.before or []), group.pre_backward]
 
+    def reduce_all(self) -> None:
+        """The reduction of a pipeline stage after its last micro-batch."""
+        self.reduce_now = True
+        for group in self.groups:
+            group.state = "idle"
+        self.end_of_backward()
+
     def end_of_forward(self) -> None:
         self.kept = None
 
@@ -190,6 +199,7 @@ class Fsdp:
         """The final callback, root first: groups whose input wanted no gradient reduce now, then every buffer goes."""
         for group in self.groups:
             if group.state != "post_backward":
+                self.tape.at("backward", group.layer)
                 group.post_backward()
             group.state = "idle"
             if self.reduce_now:

@@ -33,6 +33,7 @@ class Stage:
     layers: tuple[str, ...]
     first: bool = True
     last: bool = True
+    piped: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,6 +118,16 @@ class Symbols:
     def region(self, region: str, width: int) -> Size:
         return self.split(width) if region == "tensor" else self.sequence(width)
 
+    def every_microbatch(self, width: int) -> Size:
+        """Tokens of all micro-batches of a step."""
+        return self.symbol("microbatches tokens", lambda c: c.microbatches * c.tokens, width)
+
+    def received(self, width: int) -> Size:
+        """Boundary tensors of a pipeline stage for all micro-batches of a step."""
+        if not self.sequence_parallel:
+            return self.every_microbatch(width)
+        return self.symbol("microbatches batch ceil(seq/tp)", lambda c: c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
+
     def positions(self, width: int = 1) -> Size:
         """Something for each position of the sequence, whatever the batch."""
         return self.symbol("seq", lambda c: c.seq, width)

@@ -44,7 +44,7 @@ class Step:
         self.layer_params: list[dict[str, Parameter]] = []
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
         self.copies: dict[int, Tensor] = {}
-        self.gradients: list[Storage] = []
+        self.stage_output: Tensor | None = None
         self._make_parameters()
 
     # what is owned
@@ -121,17 +121,33 @@ class Step:
     def replay(self) -> None:
         """A step with states in place: micro-batches, then the optimizer."""
         count = 2 if self.setup.variant.accumulate else 1
-        inputs = Storage(self.tape, (*self.symbols.tokens(16), *self.symbols.positions(8)), PART["activations"], "ids, labels, positions")
+        inputs = self._inputs()
         self.tape.mark("owned")
         for i in range(count):
             final = i == count - 1
             if self.fsdp is not None:
-                self.fsdp.reduce_now = final
+                self.fsdp.piped = self.setup.stage.piped
+                self.fsdp.reduce_now = final and not self.fsdp.piped
             self._hook_gradients(final)
             self._micro_batch()
+        if self.fsdp is not None and self.fsdp.piped:
+            self.fsdp.reduce_all()
         self.tape.mark("after backward")
         self._optimizer()
         del inputs
+
+    def _inputs(self) -> list[Storage]:
+        """Ids, labels and positions; on a pipeline rank of every micro-batch, beside the buffers that receive activations and gradients."""
+        s, stage, tape = self.symbols, self.setup.stage, self.tape
+        positions = Storage(tape, s.positions(8), PART["activations"], "positions")
+        if not stage.piped:
+            return [positions, Storage(tape, s.tokens(16), PART["activations"], "ids and labels")]
+        width = self.setup.model.hidden * self._residual
+        kept = [positions, Storage(tape, s.every_microbatch(16), PART["activations"], "ids and labels")]
+        for wanted, what in ((not stage.first, "received activations"), (not stage.last, "received gradients")):
+            if wanted:
+                kept.append(Storage(tape, s.received(width), PART["communication_buffers"], what))
+        return kept
 
     def _hook_gradients(self, final: bool) -> None:
         """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it."""
@@ -156,9 +172,10 @@ class Step:
         tape.mark("after forward")
         tape.marks["saved"] = _difference(tape.live, before)
         tape.at("backward", ENDS_AFTER)
-        seed = self.run.new(loss.elements, loss.dtype, "seed")
+        seed = self.run.new(loss.elements, loss.dtype, "seed") if self.setup.stage.last else Tensor(loss.elements, loss.dtype, None)
         self.run.backward(loss, seed)
         del seed, loss
+        self.stage_output = None
         if self.fsdp is not None:
             tape.at("backward", ENDS_BEFORE)
             self.fsdp.end_of_backward()
@@ -182,7 +199,9 @@ class Step:
         return out
 
     def received(self) -> Tensor:
-        raise NotImplementedError
+        """A pipeline stage's input: a buffer that is counted with all of its kind, and a leaf whose gradient is sent back."""
+        size = self.symbols.sequence(self.setup.model.hidden)
+        return Tensor(size, self._residual, None, Parameter("input", size, self._residual, True))
 
     def _embed(self) -> Tensor:
         s, setup = self.symbols, self.setup
@@ -346,6 +365,8 @@ class Step:
         project = next(op for op in model.head if op.kind == "linear")
         logits = self._logits(project, x)
         del x
+        if self.setup.stage.piped:
+            self.stage_output = logits.view()  # the pipeline runtime keeps a stage's output until its backward is done
         if self._vocab_parallel:
             return tensor.vocab_parallel_loss(self.run, logits, s.tokens(), s.one(1))
         return ops.cross_entropy(self.run, logits, s.one(1))

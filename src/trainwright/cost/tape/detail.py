@@ -1,0 +1,81 @@
+"""Why a plan's peak is what it is: its step replayed whole, with every storage's name."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...spec.job import TrainingJob
+from ...spec.model import ModelSpec
+from ...spec.plan import Structure
+from ..memory_table import PARTS, Moment, Term
+from ..table import PlanTable
+from .pipeline import Rank
+from .setup import Setup, Variant
+from .sizes import Columns
+from .step import Step
+
+SOURCE = "replay of torch 2.13's allocations"
+
+
+class Detail:
+    """Answers for the rows of one group."""
+
+    def __init__(
+        self, model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable, rank: Rank, variant: Variant, columns: Columns
+    ) -> None:
+        self.model, self.job, self.structure, self.table = model, job, structure, table
+        self.rank, self.variant, self.columns = rank, variant, columns
+
+    def replayed(self, row: int) -> tuple[Step, list[int]]:
+        """The step with all its layers, and the value of each of its sizes."""
+        setup = Setup(self.model, self.job, self.structure, self.variant, self.rank.stage)
+        step = Step(setup, [self.model.blocks[name] for name in self.rank.stage.layers], named=True)
+        step.replay()
+        return step, [int(np.broadcast_to(s.value(self.columns), (len(self.table),))[row]) for s in step.symbols.table]
+
+    def _others(self, step: Step, values: list[int], row: int) -> dict[str, int]:
+        """What the other micro-batches in flight keep, by part."""
+        held = max(float(self.rank.held[row]) - 1, 0.0)
+        saved = dict.fromkeys(PARTS, 0)
+        for key, count in step.tape.marks["saved"].items():
+            saved[PARTS[key % len(PARTS)]] += count * values[key // len(PARTS)]
+        return {part: int(np.rint(held * total)) for part, total in saved.items()}
+
+    def terms(self, row: int) -> list[Term]:
+        """What is alive at the peak, by name and size, largest first."""
+        step, values = self.replayed(row)
+        tape = step.tape
+        others = self._others(step, values, row)
+        more = sum(others.values())
+
+        def total(i: int) -> int:
+            place, _, live = tape.moments[i]
+            return sum(values[k // len(PARTS)] * n for k, n in live.items()) + (more if place[0] != "optimizer" else 0)
+
+        best = max(range(len(tape.moments)), key=total)
+        found = []
+        for (what, part, symbol), count in tape.named[best].items():
+            formula = step.symbols.table[symbol].formula
+            numbers = f"{count:,}" if formula == "1" else f"{count:,} x {values[symbol]:,}"
+            words = f"{count:,} x {formula}" if formula != "1" else f"{count:,}"
+            found.append(Term(what, PARTS[part], words, numbers, count * values[symbol], SOURCE))
+        if more and tape.moments[best][0][0] != "optimizer":
+            held = float(self.rank.held[row]) - 1
+            for part, size in others.items():
+                if size:
+                    name = "other micro-batches in flight"
+                    found.append(Term(name, part, "(in flight - 1) x saved", f"{held:g} x {size / held:,.0f}", size, "schedule's peak in flight"))
+        return sorted(found, key=lambda t: -t.bytes)
+
+    def timeline(self, row: int) -> list[Moment]:
+        """Local peaks of the step in order, beside what the other micro-batches in flight keep."""
+        step, values = self.replayed(row)
+        others = self._others(step, values, row)
+        moments = []
+        for (phase, layer, _), what, live in step.tape.moments:
+            parts = dict.fromkeys(PARTS, 0) if phase == "optimizer" else dict(others)
+            for key, count in live.items():
+                parts[PARTS[key % len(PARTS)]] += count * values[key // len(PARTS)]
+            place = f"layer {layer}: " if 0 <= layer < len(self.rank.stage.layers) else ""
+            moments.append(Moment(f"{place}{what}", phase, parts))
+        return moments
