@@ -67,7 +67,7 @@ class Region:
 
     def run_again(self) -> None:
         r = self.run
-        pack, caching, layer = r.pack, r.caching, r.layer
+        pack, caching, layer, copies = r.pack, r.caching, r.layer, r.copies
         seen = 0
 
         def keep(t: Tensor) -> Tensor:
@@ -81,14 +81,14 @@ class Region:
         r.pack, r.layer = keep, self.layer
         if self.cache is not None:
             self.cache.calls, self.cache.replaying = 0, True
-        r.caching = self.cache
+        r.caching, r.copies = self.cache, {}  # its own autocast context
         leaf = Node(0, "argument", [], [], lambda r, saved, g: [], self.layer)
         try:
             self.function(*[Tensor(t.elements, t.dtype, t.storage, leaf if wanted else None) for t, wanted in self.args])
         except _Stop:
             pass
         finally:
-            r.pack, r.caching, r.layer = pack, caching, layer
+            r.pack, r.caching, r.layer, r.copies = pack, caching, layer, copies
 
 
 def checkpoint(r: Run, function: Callable[..., Tensor], args: list[Tensor], cache: Cache | None = None) -> Tensor:

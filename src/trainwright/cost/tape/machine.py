@@ -166,6 +166,7 @@ class Run:
         self.layer = -1
         self.pack: Callable[[Tensor], Any] = lambda t: t
         self.recording = True
+        self.copies: dict[int, Tensor] = {}  # autocast's 16-bit copies of parameters, until its context ends
         self.caching: Any = None  # an op-selective checkpoint that keeps or returns outputs
 
     # storage

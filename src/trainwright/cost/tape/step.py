@@ -43,7 +43,6 @@ class Step:
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self.copies: dict[int, Tensor] = {}
         self.stage_output: Tensor | None = None
         self._make_parameters()
 
@@ -168,7 +167,7 @@ class Step:
         if self.fsdp is not None:
             self.fsdp.end_of_forward()
         self.tables.clear()
-        self.copies.clear()
+        self.run.copies.clear()
         tape.mark("after forward")
         tape.marks["saved"] = _difference(tape.live, before)
         tape.at("backward", ENDS_AFTER)
@@ -314,10 +313,10 @@ class Step:
 
     def _copy(self, p: Parameter) -> Tensor:
         """Autocast's 16-bit copy of a parameter, made once a forward pass."""
-        found = self.copies.get(id(p))
+        found = self.run.copies.get(id(p))
         if found is None:
             pack, self.run.pack = self.run.pack, lambda t: t
-            found = self.copies[id(p)] = ops.cast(self.run, p.tensor(), self.setup.compute, part="parameters")
+            found = self.run.copies[id(p)] = ops.cast(self.run, p.tensor(), self.setup.compute, part="parameters")
             self.run.pack = pack
         return found
 
