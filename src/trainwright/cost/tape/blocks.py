@@ -144,7 +144,7 @@ def column_input(step: Step, op: Op, env: Environment, x: Tensor) -> Tensor:
     module = env.modules.get(op.output, "")
     key = f"@{module}"
     if not module or key not in env.values:
-        env.values[key] = tensor.gather(step.run, x, step.symbols.tokens(op.k), step.setup.variant.batched)
+        env.values[key] = step.gathered(x, op.k)
     return env.values[key] if module else env.values.pop(key)
 
 

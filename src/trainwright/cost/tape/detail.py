@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...spec.job import TrainingJob
@@ -10,6 +12,7 @@ from ...spec.plan import Structure
 from ..memory_table import PARTS, Moment, Term
 from ..table import PlanTable
 from .pipeline import Rank
+from .program import pattern, phase_of
 from .setup import Setup, Variant
 from .sizes import Columns
 from .step import Step
@@ -28,8 +31,11 @@ class Detail:
 
     def replayed(self, row: int) -> tuple[Step, list[int]]:
         """The step with all its layers, and the value of each of its sizes."""
-        setup = Setup(self.model, self.job, self.structure, self.variant, self.rank.stage)
-        step = Step(setup, [self.model.blocks[name] for name in self.rank.stage.layers], named=True)
+        stage = self.rank.stage
+        every = self.structure.recompute_every if self.structure.recompute == "full" else 1
+        stage = replace(stage, layers=pattern(stage.layers, every).layers(int(self.rank.repeats[row])))
+        setup = Setup(self.model, self.job, self.structure, self.variant, stage)
+        step = Step(setup, [self.model.blocks[name] for name in stage.layers], named=True)
         step.replay()
         return step, [int(np.broadcast_to(s.value(self.columns), (len(self.table),))[row]) for s in step.symbols.table]
 
@@ -37,8 +43,8 @@ class Detail:
         """What the other micro-batches in flight keep, by part."""
         held = max(float(self.rank.held[row]) - 1, 0.0)
         saved = dict.fromkeys(PARTS, 0)
-        for key, count in step.tape.marks["saved"].items():
-            saved[PARTS[key % len(PARTS)]] += count * values[key // len(PARTS)]
+        for key in np.flatnonzero(step.tape.marks["saved"]):
+            saved[PARTS[key % len(PARTS)]] += int(step.tape.marks["saved"][key]) * values[key // len(PARTS)]
         return {part: int(np.rint(held * total)) for part, total in saved.items()}
 
     def terms(self, row: int) -> list[Term]:
@@ -50,7 +56,7 @@ class Detail:
 
         def total(i: int) -> int:
             place, _, live = tape.moments[i]
-            return sum(values[k // len(PARTS)] * n for k, n in live.items()) + (more if place[0] != "optimizer" else 0)
+            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + (more if place[0] != "optimizer" else 0)
 
         best = max(range(len(tape.moments)), key=total)
         found = []
@@ -72,10 +78,11 @@ class Detail:
         step, values = self.replayed(row)
         others = self._others(step, values, row)
         moments = []
-        for (phase, layer, _), what, live in step.tape.moments:
+        for place, what, live in step.tape.moments:
+            phase, layer, _ = place
             parts = dict.fromkeys(PARTS, 0) if phase == "optimizer" else dict(others)
-            for key, count in live.items():
-                parts[PARTS[key % len(PARTS)]] += count * values[key // len(PARTS)]
-            place = f"layer {layer}: " if 0 <= layer < len(self.rank.stage.layers) else ""
-            moments.append(Moment(f"{place}{what}", phase, parts))
+            for key in np.flatnonzero(live):
+                parts[PARTS[key % len(PARTS)]] += int(live[key]) * values[key // len(PARTS)]
+            where = f"layer {layer}: " if 0 <= layer < len(step.layers) else ""
+            moments.append(Moment(f"{where}{what}", phase_of(place), parts))
         return moments

@@ -14,9 +14,9 @@ from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, PHASES, STATES, MemoryTable, scatter
-from ..table import IntColumn, PlanTable
+from ..table import PlanTable
 from .detail import Detail
-from .pipeline import Rank, groups, ranks
+from .pipeline import Rank, ranks
 from .program import FEW, Pattern, Program, make, pattern
 from .setup import Setup, Stage, Variant
 from .sizes import Columns
@@ -31,41 +31,58 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
     for variant, rows in variants(model, structure, table):
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK]
-            for inside in groups(table.take(some)):
-                parts.append(_worst(model, job, structure, variant, table.take(some[inside])))
-                where.append(some[inside])
+            parts.append(_worst(model, job, structure, variant, table.take(some)))
+            where.append(some)
     return scatter(parts, where)
 
 
 def variants(model: ModelSpec, structure: Structure, table: PlanTable) -> Iterator[tuple[Variant, NDArray[np.intp]]]:
     """Rows that replay alike."""
+    eager = structure.attention in ("eager", "sdpa-math")
+    never = np.zeros(len(table), dtype=bool)
     flags = (
         table.tp > 1,
-        table.accumulation > 1,
-        (table.dp_replicate > 1) & (structure.sharding != "none"),
-        table.cp > 1,
-        table.dp > 1,
-        table.ep > 1,
-        table.micro_batch_size > 1,
-        -(-model.kv_heads // table.tp) == 1,
+        table.dp > 1 if structure.sharding == "none" or structure.framework == "ddp" else never,
+        table.micro_batch_size > 1 if eager else never,
+        -(-model.kv_heads // table.tp) == 1 if structure.attention != "flash" and model.kv_heads < model.heads else never,
     )
-    code = sum(f.astype(np.int64) << i for i, f in enumerate(flags))
+    code = sum((f.astype(np.int64) << i for i, f in enumerate(flags)), np.zeros(len(table), np.int64))
     for value in np.unique(code):
         yield Variant(*(bool(value >> i & 1) for i in range(len(flags)))), np.flatnonzero(code == value)
 
 
-def program(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, stage: Stage) -> tuple[Program, Pattern]:
-    """The matrices of a stage; stages that differ only in how often a unit repeats share them."""
+def program(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, stage: Stage) -> tuple[Program, int]:
+    """The matrices of a stage and how often its unit repeats; stages that differ only in that share them."""
     every = structure.recompute_every if structure.recompute == "full" else 1
     shape = pattern(stage.layers, every)
+    most = min(shape.repeats, FEW + 1)
     if structure.sharding != "zero1":  # whose states depend on all layers together
-        stage = replace(stage, layers=shape.layers(min(shape.repeats, FEW + 1)))
-    return _program(model, job, structure, variant, stage, replace(shape, repeats=min(shape.repeats, FEW + 1))), shape
+        stage = replace(stage, layers=shape.layers(most))
+    return _program(model, _job_key(job), _structure_key(structure, variant), variant, stage, replace(shape, repeats=most)), shape.repeats
 
 
 @lru_cache(maxsize=4096)
 def _program(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, stage: Stage, shape: Pattern) -> Program:
     return make(Setup(model, job, structure, variant, stage), shape)
+
+
+def _job_key(job: TrainingJob) -> TrainingJob:
+    """A job without what no replay asks for: its numbers of tokens are columns."""
+    return replace(job, seq_len=0, global_batch_size=0, tokens=None, packing=False, mean_document_len=None, fp8_recipe=None)
+
+
+def _structure_key(structure: Structure, variant: Variant) -> Structure:
+    """A structure without what no replay asks for."""
+    return Structure(
+        framework=structure.framework,
+        sharding=structure.sharding,
+        sequence_parallel=structure.sequence_parallel and variant.tensor,
+        recompute=structure.recompute,
+        recompute_every=structure.recompute_every,
+        recompute_modules=structure.recompute_modules,
+        attention=structure.attention,
+        reshard_root=structure.reshard_root,
+    )
 
 
 def columns_of(structure: Structure, job: TrainingJob, table: PlanTable) -> Columns:
@@ -79,12 +96,22 @@ def columns_of(structure: Structure, job: TrainingJob, table: PlanTable) -> Colu
 def _worst(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, table: PlanTable) -> MemoryTable:
     """Each plan at its worst pipeline rank."""
     columns = columns_of(structure, job, table)
-    found = [_on_rank(model, job, structure, variant, table, columns, rank) for rank in ranks(model, structure, table)]
+    found = []
+    where = []
+    for rank in ranks(model, structure, table):
+        rows = rank.rows
+        some = table.take(rows) if len(rows) < len(table) else table
+        found.append(_on_rank(model, job, structure, variant, some, columns.take(rows) if len(rows) < len(table) else columns, rank))
+        where.append(rows)
     if len(found) == 1:
         return found[0]
-    best = np.stack([t.peak_bytes for t in found]).argmax(axis=0)
-    rows = [np.flatnonzero(best == k) for k in range(len(found))]
-    return scatter([t.take(r) for t, r in zip(found, rows) if len(r)], [r for r in rows if len(r)])
+    best = np.full(len(table), -1, dtype=np.int64)
+    owner = np.zeros(len(table), dtype=np.int64)
+    for k, (t, rows) in enumerate(zip(found, where)):
+        better = t.peak_bytes > best[rows]
+        best[rows[better]], owner[rows[better]] = t.peak_bytes[better], k
+    chosen = [np.flatnonzero(owner[rows] == k) for k, rows in enumerate(where)]
+    return scatter([t.take(c) for t, c in zip(found, chosen) if len(c)], [rows[c] for rows, c in zip(where, chosen) if len(c)])
 
 
 def _on_rank(
@@ -96,49 +123,55 @@ def _on_rank(
     columns: Columns,
     rank: Rank,
 ) -> MemoryTable:
-    found, shape = program(model, job, structure, variant, rank.stage)
-    n, m = len(table), shape.repeats
-    sizes = np.stack([np.broadcast_to(s.value(columns), (n,)) for s in found.symbols]).astype(np.int64)
-    saved = dict(zip(PARTS, product(found.mark("saved", m), sizes)))
-    others = {part: np.rint(np.maximum(rank.held - 1, 0) * saved[part]).astype(np.int64) for part in PARTS}
-    in_step = found.moments.phase != PHASES.index("optimizer")
-    live = product(found.at(m), sizes) + in_step[:, None] * sum(others.values())
+    n = len(table)
+    found, _ = program(model, job, structure, variant, rank.stage)
+    sizes = np.empty((len(found.symbols), n), dtype=np.float64)
+    for i, symbol in enumerate(found.symbols):
+        sizes[i] = symbol.value(columns)
+    more = rank.repeats - found.few
+
+    def total(pair: tuple[NDArray[np.int64], NDArray[np.int64]] | NDArray[np.int64]) -> NDArray[np.int64]:
+        base = product(pair[0], sizes)
+        return base if not more.any() else base + more * product(pair[1], sizes)
+
+    saved = total(found.marks["saved"])
+    others = np.rint(np.maximum(rank.held - 1, 0) * saved).astype(np.int64)
+    in_step = found.phase != PHASES.index("optimizer")
+    live = total(found.totals)
+    if rank.stage.piped:
+        live += in_step[:, None] * others.sum(axis=0)
     phases = {name: np.zeros(n, np.int64) for name in PHASES}
     for k, name in enumerate(PHASES):
-        at = found.moments.phase == k
+        at = found.phase == k
         if at.any():
             phases[name] = live[at].max(axis=0)
     moment = live.argmax(axis=0)
-    breakdown = _breakdown(found, m, sizes, moment)
-    breakdown = {part: breakdown[part] + in_step[moment] * others[part] for part in PARTS}
-    owned = dict(zip(PARTS, product(found.mark("owned", m), sizes)))
-    after = dict(zip(PARTS, product(found.mark("after backward", m), sizes)))
-    phases["load"] = owned["parameters"] + owned["master_weights"]
+    breakdown = np.zeros((len(PARTS), n), dtype=np.int64)
+    for m in np.unique(moment):
+        at = np.flatnonzero(moment == m)
+        part = product(found.base[m], sizes[:, at]) + more[at] * product(found.slope[m], sizes[:, at])
+        breakdown[:, at] = part + (others[:, at] if in_step[m] else 0)
+    owned = total(found.marks["owned"])
+    after = total(found.marks["after backward"])
+    phases["load"] = owned[:2].sum(axis=0)
     return MemoryTable.build(
         n,
-        breakdown,
-        {name: (after if name == "gradients" else owned)[name] for name in STATES},
-        sum(saved.values(), np.zeros(n, np.int64)),
+        dict(zip(PARTS, breakdown)),
+        {name: (after if name == "gradients" else owned)[PARTS.index(name)] for name in STATES},
+        saved.sum(axis=0),
         phases,
         detail=Detail(model, job, structure, table, rank, variant, columns),
-        peak_phase=found.moments.phase[moment],
+        peak_phase=found.phase[moment],
         peak_moment=moment,
-        moments=found.moments.names,
-        pipeline_rank=np.full(n, rank.number, dtype=np.int64),
+        moments=found.names,
+        pipeline_rank=rank.number,
     )
 
 
-def product(matrix: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Whole-number matrix product: in floats (BLAS) while every sum is below 2^53, where they are exact."""
-    bound = np.abs(matrix).astype(float) @ np.abs(sizes).max(axis=1, initial=0).astype(float)
-    if bound.max(initial=0.0) < EXACT:
-        return np.rint(matrix.astype(float) @ sizes.astype(float)).astype(np.int64)
-    return matrix @ sizes
-
-
-def _breakdown(found: Program, repeats: int, sizes: NDArray[np.int64], moment: IntColumn) -> dict[str, IntColumn]:
-    result = np.zeros((len(PARTS), sizes.shape[1]), dtype=np.int64)
-    for m in np.unique(moment):
-        rows = moment == m
-        result[:, rows] = product(found.parts(int(m), repeats), sizes[:, rows])
-    return dict(zip(PARTS, result))
+def product(matrix: NDArray[np.int64], sizes: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole-number matrix product in floats (BLAS), which are exact while every partial sum stays below 2^53; else in integers."""
+    used = np.flatnonzero(matrix.any(axis=0))
+    left, right = matrix[:, used].astype(np.float64), sizes[used]
+    if (np.abs(left) @ right.max(axis=1, initial=0.0)).max(initial=0.0) < EXACT:
+        return (left @ right).astype(np.int64)
+    return matrix[:, used] @ right.astype(np.int64)

@@ -27,7 +27,6 @@ class Group:
         self.state = "idle"
         self.order: list[int] = []
         self.reduced_buffer: Storage | None = None
-        self.accumulated: list[Storage] = []
         for p in params:
             p.group = self
 
@@ -96,35 +95,34 @@ class Group:
                 self.reshard()
             self._accumulate()
             return
-        grads: list[Tensor | Storage] = []
-        for i, p in enumerate(q for q in self.params if q.trained):
-            if self.accumulated:
-                p.grad = None  # added in place
-                grads.append(self.accumulated[i])
-            elif p.grad is not None:
+        grads: list[Any] = []
+        if self.fsdp.reduce_cast:
+            for p in self.params:
+                shrink(self.fsdp.symbols, p)  # with accumulation a gradient is added to the kept one, in place
+        for p in self.params:
+            if p.grad is not None or p.accumulated is not None:
                 grads.append(self._local(p))
-                p.grad = None
-        self.accumulated = []
+                p.grad = p.accumulated = None
         self.reshard()
         self.fsdp.reduce_states.clear()
         if grads:
             self._reduce(grads)
 
-    def _local(self, p: Parameter) -> Tensor:
-        """A split table's gradient is whole: its own part is copied out."""
-        assert p.grad is not None
-        return p.grad if p.grad.elements == p.elements else self.fsdp.run.new(p.elements, p.grad.dtype, "local gradient", "gradients")
+    def _local(self, p: Parameter) -> Any:
+        """What is reduced: a gradient and what it was added to; of a split table's whole gradient its own part is copied out."""
+        if p.grad_elements == p.elements:
+            return (p.grad, p.accumulated)
+        f, s = self.fsdp, self.fsdp.symbols
+        once = s.when(times(p.elements, f.compute), "one micro-batch")
+        kept = s.when(times(p.elements, f.reduce if f.reduce_cast else f.compute), "accumulating")
+        part = PART["gradients"]
+        return (Storage(f.tape, once, part, "local gradient"), Storage(f.tape, kept, part, "local gradient"))
 
     def _accumulate(self) -> None:
-        """Without synchronization whole gradients are kept in the reduce type."""
-        f = self.fsdp
-        if not f.reduce_cast:
-            return  # autograd adds to them in place
-        first = not self.accumulated
-        for p in self.params:
-            if p.grad is not None and first:
-                self.accumulated.append(Storage(f.tape, times(p.grad.elements, f.reduce), PART["gradients"], "accumulated gradient"))
-            p.grad = None
+        """Without synchronization gradients are added to those of earlier micro-batches, in the reduce type."""
+        if self.fsdp.reduce_cast:
+            for p in self.params:
+                p.grad = None
 
     def _reduce(self, grads: list[Any]) -> None:
         f = self.fsdp
@@ -139,8 +137,9 @@ class Group:
         if f.reduce != f.stored:
             narrow = out
             out = Storage(f.tape, times(self.reduce_shard, f.stored), kept, "gradient shard")
-            if f.replicated:
-                self.reduced_buffer = narrow
+            if f.sharded:  # kept where replicas all-reduce it
+                narrow.become(f.symbols.when(narrow.size, "replicas"))
+            self.reduced_buffer = narrow
             del narrow
         f.sharded_grads.append(out)
         f.reduce_states.append(source)
@@ -151,14 +150,20 @@ class Group:
         self.order.clear()
 
 
+def shrink(s: Symbols, p: Parameter) -> None:
+    """A new gradient that a plan with accumulation adds to the kept one is gone there."""
+    if p.grad is not None and p.grad.storage is not None:
+        p.grad.storage.become(s.when(p.grad.storage.size, "one micro-batch"))
+
+
 class Fsdp:
     """All groups of a model and what they share."""
 
-    def __init__(self, run: Run, symbols: Symbols, *, compute: int, stored: int, reduce: int, sharded: bool, replicated: bool) -> None:
+    def __init__(self, run: Run, symbols: Symbols, *, compute: int, stored: int, reduce: int, sharded: bool) -> None:
         self.run, self.tape, self.symbols = run, run.tape, symbols
         self.compute, self.stored, self.reduce = compute, stored, reduce
         self.mixed, self.reduce_cast = compute != stored, reduce != compute
-        self.sharded, self.replicated = sharded, replicated
+        self.sharded = sharded
         self.groups: list[Group] = []
         self.forward_order: list[Group] = []
         self.kept: Storage | None = None
@@ -190,16 +195,16 @@ class Fsdp:
         self.reduce_now = True
         for group in self.groups:
             group.state = "idle"
-        self.end_of_backward()
+        self.end_of_backward("reduce")
 
     def end_of_forward(self) -> None:
         self.kept = None
 
-    def end_of_backward(self) -> None:
+    def end_of_backward(self, phase: str = "backward") -> None:
         """The final callback, root first: groups whose input wanted no gradient reduce now, then every buffer goes."""
         for group in self.groups:
             if group.state != "post_backward":
-                self.tape.at("backward", group.layer)
+                self.tape.at(phase, group.layer)
                 group.post_backward()
             group.state = "idle"
             if self.reduce_now:

@@ -11,6 +11,9 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..memory_table import PARTS
 from .sizes import Size, times
 
@@ -22,30 +25,68 @@ class Tape:
     """Live bytes by (symbol, part) and the moments at which they were largest."""
 
     def __init__(self, named: bool = False) -> None:
-        self.live: dict[int, int] = {}
+        self.live = np.zeros(128 * len(PARTS), dtype=np.int64)
+        self.moments: list[tuple[Place, str, NDArray[np.int64]]] = []
+        self.marks: dict[str, NDArray[np.int64]] = {}
         self.by_name: dict[tuple[str, int, int], int] | None = {} if named else None
         self.named: list[dict[tuple[str, int, int], int]] = []
-        self.moments: list[tuple[Place, str, dict[int, int]]] = []
-        self.marks: dict[str, dict[int, int]] = {}
         self._rising = False
         self._what = ""
-        self._phase, self._layer, self._event = "load", -1, 0
+        self._phase, self._layer = "load", -1
         self._counts: dict[tuple[str, int], int] = {}
 
     def at(self, phase: str, layer: int) -> None:
         """From here on events belong to this phase and layer."""
-        if (phase, layer) != (self._phase, self._layer):
+        if layer != self._layer or phase != self._phase:
             self.note()
             self._phase, self._layer = phase, layer
 
     def add(self, size: Size, part: int, what: str) -> None:
-        live = self.live
         for symbol, count in size:
             key = symbol * len(PARTS) + part
-            live[key] = live.get(key, 0) + count
+            if key >= len(self.live):
+                self.live = np.concatenate([self.live, np.zeros_like(self.live)])
+            self.live[key] += count
         self._rising, self._what = True, what
         if self.by_name is not None:
             self._name(size, part, what, 1)
+
+    def remove(self, size: Size, part: int, what: str) -> None:
+        if self._rising:
+            self.note()
+        for symbol, count in size:
+            self.live[symbol * len(PARTS) + part] -= count
+        if self.by_name is not None:
+            self._name(size, part, what, -1)
+
+    def replace(self, old: Size, new: Size, part: int, what: str) -> None:
+        """A storage becomes smaller for some plans: no moment of its own."""
+        self.remove(old, part, what)
+        self.add(new, part, what)
+        self._rising = False
+
+    def touch(self, what: str) -> None:
+        """A moment of its own, whether or not something was allocated."""
+        self._rising, self._what = True, what
+        self.note()
+
+    def note(self) -> None:
+        if not self._rising:
+            return
+        self._rising = False
+        segment = (self._phase, self._layer)
+        number = self._counts[segment] = self._counts.get(segment, 0) + 1
+        self.moments.append(((*segment, number), self._what, self.live.copy()))
+        if self.by_name is not None:
+            self.named.append(dict(self.by_name))
+
+    def since(self, before: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What is alive now beyond an earlier copy of `live`."""
+        return self.live - padded(before, len(self.live))
+
+    def mark(self, name: str) -> None:
+        """Keep what is alive now under a name."""
+        self.marks[name] = self.live.copy()
 
     def _name(self, size: Size, part: int, what: str, sign: int) -> None:
         names = self.by_name
@@ -56,37 +97,12 @@ class Tape:
             if not names[key]:
                 del names[key]
 
-    def remove(self, size: Size, part: int, what: str) -> None:
-        if self._rising:
-            self.note()
-        live = self.live
-        for symbol, count in size:
-            key = symbol * len(PARTS) + part
-            rest = live[key] - count
-            if rest:
-                live[key] = rest
-            else:
-                del live[key]
-        if self.by_name is not None:
-            self._name(size, part, what, -1)
 
-    def touch(self, what: str) -> None:
-        """A moment of its own, whether or not something was allocated."""
-        self._rising, self._what = True, what
-        self.note()
-
-    def note(self) -> None:
-        if self._rising:
-            self._rising = False
-            segment = (self._phase, self._layer)
-            number = self._counts[segment] = self._counts.get(segment, 0) + 1
-            self.moments.append(((*segment, number), self._what, dict(self.live)))
-            if self.by_name is not None:
-                self.named.append(dict(self.by_name))
-
-    def mark(self, name: str) -> None:
-        """Keep what is alive now under a name."""
-        self.marks[name] = dict(self.live)
+def padded(values: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """The first `length` entries, zeros where there are fewer: the table of symbols grows while a step is replayed."""
+    if len(values) >= length:
+        return values[:length]
+    return np.concatenate([values, np.zeros(length - len(values), dtype=np.int64)])
 
 
 class Storage:
@@ -97,6 +113,11 @@ class Storage:
     def __init__(self, tape: Tape, size: Size, part: int, what: str) -> None:
         self.tape, self.size, self.part, self.what = tape, size, part, what
         tape.add(size, part, what)
+
+    def become(self, size: Size) -> None:
+        """From now on only so large."""
+        self.tape.replace(self.size, size, self.part, self.what)
+        self.size = size
 
     def __del__(self) -> None:
         self.tape.remove(self.size, self.part, self.what)
@@ -125,11 +146,13 @@ class Tensor:
 class Parameter:
     """A leaf. `grad` is what accumulation leaves; `uses` is how many gradients this backward pass will still deliver."""
 
-    __slots__ = ("_pending", "dtype", "elements", "grad", "group", "layer", "name", "on_grad", "trained", "uses", "weight")
+    __slots__ = ("_pending", "accumulated", "dtype", "elements", "grad", "grad_elements", "group", "layer", "name", "on_grad", "trained", "uses", "weight")
 
     def __init__(self, name: str, elements: Size, dtype: int, trained: bool, weight: Any = None) -> None:
         self.name, self.elements, self.dtype, self.trained, self.weight = name, elements, dtype, trained, weight
+        self.grad_elements = elements  # a split table's gradient is whole
         self.grad: Tensor | None = None
+        self.accumulated: Storage | None = None  # the gradient of earlier micro-batches, where a plan has them
         self.group: Any = None
         self.layer = -1
         self.uses = 0
@@ -261,8 +284,7 @@ class Run:
 
     def _accumulate(self, p: Parameter) -> None:
         pending, p._pending = p._pending, None
-        if p.grad is None:
-            p.grad = pending
+        p.grad = pending
         del pending
         if p.on_grad is not None:
             p.on_grad(p)

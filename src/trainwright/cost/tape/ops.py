@@ -72,8 +72,8 @@ def embedding(r: Run, w: Parameter, out: Size, dtype: int, gradient: Size) -> Te
     return r.op("embedding", [w.tensor()], out, dtype, back)
 
 
-def add(r: Run, a: Tensor, b: Tensor, out: Size | None = None) -> Tensor:
-    """``a + b``: the wider type wins; the gradient goes to both, cast or summed where an input is narrower or smaller."""
+def add(r: Run, a: Tensor, b: Tensor, out: Size | None = None, summed: Size = ()) -> Tensor:
+    """``a + b``: the wider type wins; the gradient goes to both, cast where an input is narrower, summed (into `summed`) where b is smaller."""
     dtype = max(a.dtype, b.dtype)
     elements = out or a.elements
     shapes = [(t.elements, t.dtype, t.needs_grad) for t in (a, b)]
@@ -84,7 +84,7 @@ def add(r: Run, a: Tensor, b: Tensor, out: Size | None = None) -> Tensor:
             if not wanted:
                 made.append(None)
                 continue
-            one = g if e == elements else r.new(e, dtype, "sum")
+            one = g if e == elements else r.new(summed, dtype, "sum").reshaped(e)
             made.append(one if d == dtype else r.new(e, d, "cast"))
             del one
         return made

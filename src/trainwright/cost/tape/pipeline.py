@@ -6,7 +6,7 @@ micro-batch of the step (torch.distributed.pipelining, `_prepare_forward_infra`)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,34 +16,57 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..ledger.ranks import V_SHAPED, places
 from ..table import IntColumn, PlanTable
+from .program import FEW, Pattern, pattern
 from .setup import Stage
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A class of pipeline ranks and, for each plan, how many micro-batches it holds at most, in `per_unit` parts of one."""
+    """A class of pipeline ranks for some rows of a table: what stands there, how often its unit repeats, and how many micro-batches it holds
+    at most, in units of its whole share of one.
+    """
 
-    number: int
-    stage: Stage
+    stage: Stage  # of one of the rows: the others differ in repeats only
+    rows: NDArray[np.intp]
+    number: IntColumn
+    repeats: IntColumn
     held: NDArray[np.float64]
 
 
 def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank]:
-    """The classes of ranks of plans that share pp and virtual_stages."""
-    pp, virtual = int(table.pp[0]), int(table.virtual_stages[0])
-    if pp == 1:
-        return [Rank(0, Stage(model.layers), np.ones(len(table)))]
+    """The classes of ranks of all plans; classes of the same shape are one."""
+    every = structure.recompute_every if structure.recompute == "full" else 1
+    found: dict[tuple[Stage, Pattern], list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]]] = {}
+    stages: dict[tuple[Stage, Pattern], Stage] = {}
+    key: IntColumn = table.pp << 20 | table.virtual_stages
     least = 2 if structure.schedule in (*V_SHAPED, "interleaved-zb1p") else 1
-    chunks = np.maximum(table.virtual_stages, least)
+    for value in np.unique(key):
+        rows = np.flatnonzero(key == value)
+        pp, virtual = int(value >> 20), int(value & 0xFFFFF)
+        for number, stage in _stages(model, structure, pp, virtual):
+            shape = pattern(stage.layers, every)
+            few = replace(shape, repeats=min(shape.repeats, FEW + 1))
+            same = (replace(stage, layers=few.layers(few.repeats)), few)
+            held = np.ones(len(rows))
+            if pp > 1:
+                m = table.accumulation[rows]
+                held = np.asarray(in_flight(structure.schedule, pp, max(virtual, least), m, np.full(len(rows), number)), dtype=np.float64)
+            found.setdefault(same, []).append((rows, number, shape.repeats, np.broadcast_to(held, (len(rows),))))
+            stages[same] = stage
+    return [_joined(stages[same], entries, len(table)) for same, entries in found.items()]
+
+
+def _joined(stage: Stage, entries: list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]], size: int) -> Rank:
+    rows = np.concatenate([e[0] for e in entries])
+    number, repeats = (np.concatenate([np.full(len(e[0]), e[k], dtype=np.int64) for e in entries]) for k in (1, 2))
+    return Rank(stage, rows, number, repeats, np.concatenate([e[3] for e in entries]))
+
+
+def _stages(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[tuple[int, Stage]]:
+    if pp == 1:
+        return [(0, Stage(model.layers))]
     found = []
     for place in places(model, structure, pp, virtual):
         layers = tuple(name for name, count in place.layers for _ in range(count))
-        held = in_flight(structure.schedule, table.pp, chunks, table.accumulation, np.full(len(table), place.rank))
-        found.append(Rank(place.rank, Stage(layers, place.embedding, place.head, piped=True), np.asarray(held, dtype=np.float64)))
+        found.append((place.rank, Stage(layers, place.embedding, place.head, piped=True)))
     return found
-
-
-def groups(table: PlanTable) -> list[NDArray[np.intp]]:
-    """Rows that share pp and virtual_stages."""
-    key: IntColumn = table.pp << 20 | table.virtual_stages
-    return [np.flatnonzero(key == value) for value in np.unique(key)]

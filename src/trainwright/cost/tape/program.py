@@ -1,8 +1,8 @@
-"""From replays to matrices: a structure's moments as linear functions of its sizes and of the number of repeated layers.
+"""From one replay to matrices: a structure's moments as linear functions of its sizes and of the number of repeated layers.
 
-A stage is a few layers, a unit that repeats m times, a few layers. Replays of 5 and 6 units agree event by event once the middle unit is
-dropped (the first two and the last three are kept), so each moment is base + (m - 5) * slope. Events of the dropped units lie between their
-neighbors, never above.
+A stage is a few layers, a unit that repeats m times, a few layers. The replay has `FEW` units; one more unit would add to each moment what a unit owns
+and, where it has run, what it leaves. What it leaves in a phase is the difference of the same event in two neighboring units of the middle. Events of
+the units in between lie between their neighbors, never above.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memory_table import PARTS, PHASES
-from .machine import Place
-from .setup import Setup, Stage
+from .machine import Place, padded
+from .setup import Setup
 from .sizes import Symbol
-from .step import Step
+from .step import ENDS_AFTER, Step
 
-FEW, FIRST = 5, 2
+FEW = 4
+ORDER = ("load", "forward", "autocast", "backward", "reduce", "optimizer")  # segments of a step
+PEOPLE = {"autocast": "forward", "reduce": "backward"}  # which of PHASES the others belong to
+DOWN = "backward"  # the only one that visits layers from the last to the first
 Matrix = NDArray[np.int64]
-Event = tuple[Place, str, dict[int, int]]
 
 
 @dataclass(frozen=True)
@@ -58,118 +60,124 @@ def pattern(names: Sequence[str], multiple: int = 1) -> Pattern:
     return best
 
 
-@dataclass(frozen=True)
-class Moments:
-    """`base` and `slope` are (moments x parts x symbols); `phase` indexes PHASES; `names` say the event."""
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A stage's matrices: `base` and `slope` are (moments x parts x symbols), for `few` units and for each more.
 
+    `phase` indexes PHASES, `names` say the event; `marks[name]` is (2 x parts x symbols), base and slope.
+    """
+
+    symbols: tuple[Symbol, ...]
     base: Matrix
     slope: Matrix
     phase: NDArray[np.int64]
     names: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """A structure's matrices. `marks[name]` is (2 x parts x symbols): base and slope."""
-
-    symbols: tuple[Symbol, ...]
-    moments: Moments
     marks: dict[str, Matrix]
     few: int
 
-    def at(self, repeats: int) -> Matrix:
-        """(moments x symbols): all parts together, for that many repeats."""
-        return self._totals[0] + (repeats - self.few) * self._totals[1]
-
     @cached_property
-    def _totals(self) -> tuple[Matrix, Matrix]:
-        return self.moments.base.sum(axis=1), self.moments.slope.sum(axis=1)
-
-    def parts(self, moment: int, repeats: int) -> Matrix:
-        """(parts x symbols) of a moment."""
-        return self.moments.base[moment] + (repeats - self.few) * self.moments.slope[moment]
-
-    def mark(self, name: str, repeats: int) -> Matrix:
-        base, slope = self.marks[name]
-        return base + (repeats - self.few) * slope
+    def totals(self) -> tuple[Matrix, Matrix]:
+        """(moments x symbols), all parts together: base and slope."""
+        return self.base.sum(axis=1), self.slope.sum(axis=1)
 
 
 def make(setup: Setup, shape: Pattern) -> Program:
-    """Replay `setup` with few layers, or with all of them where there are only few."""
-    if shape.repeats <= FEW:
-        return _join(_replay(setup, shape, shape.repeats), None, shape, shape.repeats)
-    return _join(_replay(setup, shape, FEW), _replay(setup, shape, FEW + 1), shape, FEW)
-
-
-def _replay(setup: Setup, shape: Pattern, repeats: int) -> Step:
-    names = shape.layers(repeats)
-    step = Step(setup, [setup.model.blocks[name] for name in names])
+    """Replay `setup` with few units (all of them where there are only few) and read off its matrices."""
+    few = min(shape.repeats, FEW)
+    step = Step(setup, [setup.model.blocks[name] for name in shape.layers(few)])
     step.replay()
-    return step
+    return read(step, shape, few, extend=shape.repeats > FEW)
 
 
-def _join(a: Step, b: Step | None, shape: Pattern, few: int) -> Program:
-    symbols = tuple(a.symbols.table)
-    size = len(symbols)
-    if b is None:
-        chosen = a.tape.moments
-        base = np.stack([_dense(live, size) for _, _, live in chosen])
-        slope = np.zeros_like(base)
-        marks = {k: np.stack([m := _dense(v, size), np.zeros_like(m)]) for k, v in a.tape.marks.items()}
-    else:
-        if [s.formula for s in b.symbols.table] != [s.formula for s in symbols]:
-            raise RuntimeError("a replay with one more unit has other sizes")
-        first, second = _aligned(a, shape, few), _aligned(b, shape, few + 1)
-        if first.keys() != second.keys():
-            raise RuntimeError("a replay with one more unit has other events")
-        chosen = list(first.values())
-        base = np.stack([_dense(live, size) for _, _, live in chosen])
-        slope = np.stack([_dense(live, size) for _, _, live in second.values()]) - base
-        marks = {k: np.stack([m := _dense(v, size), _dense(b.tape.marks[k], size) - m]) for k, v in a.tape.marks.items()}
-    phase = np.array([PHASES.index(place[0]) for place, _, _ in chosen])
-    names = tuple(f"{place[0]}: {what}" for place, what, _ in chosen)
-    keep = _frontier(base.sum(axis=1), slope.sum(axis=1), phase)
-    moments = Moments(base[keep], slope[keep], phase[keep], tuple(names[i] for i in keep))
-    return Program(symbols, moments, marks, few)
+def read(step: Step, shape: Pattern, few: int, extend: bool) -> Program:
+    """The matrices of a replayed step; slopes are zero where nothing repeats."""
+    size, parts = len(step.symbols.table), len(PARTS)
+    width = size * parts
+    moments = step.tape.moments
+    live = np.stack([padded(m[2], width) for m in moments])
+    places = [m[0] for m in moments]
+    slope = np.zeros_like(live)
+    marks = {k: np.stack([padded(v, width), np.zeros(width, dtype=np.int64)]) for k, v in step.tape.marks.items()}
+    if extend:
+        slope = _slopes(step, shape, live, places, marks)
+    keep = _frontier(live, slope, places, size)
+
+    def shaped(rows: Matrix) -> Matrix:
+        return np.ascontiguousarray(rows.reshape(*rows.shape[:-1], size, parts).swapaxes(-1, -2))
+
+    phase = np.array([PHASES.index(phase_of(places[i])) for i in keep])
+    names = tuple(f"{phase_of(places[i])}: {moments[i][1]}" for i in keep)
+    return Program(tuple(step.symbols.table), shaped(live[keep]), shaped(slope[keep]), phase, names, {k: shaped(v) for k, v in marks.items()}, few)
 
 
-def _aligned(step: Step, shape: Pattern, repeats: int) -> dict[Place, Event]:
-    """Moments by place, with layers counted from the start up to the second unit and from the end after it; the units between are left
-    out."""
-    total = len(shape.layers(repeats))
-    start = len(shape.head) + FIRST * len(shape.unit)
-    end = len(shape.tail) + (FEW - FIRST) * len(shape.unit)
-    found: dict[Place, Event] = {}
-    for place, what, live in step.tape.moments:
-        phase, layer, event = place
-        if 0 <= layer < total:
-            if start <= layer < total - end:
-                continue
-            layer = layer if layer < start else layer - total - 10
-        found[(phase, layer, event)] = (place, what, live)
-    return found
+def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks: dict[str, Matrix]) -> Matrix:
+    """What one more unit adds to each moment: what is there when its phase begins, and what the unit leaves where the moment comes after it."""
+    length, first = len(shape.unit), len(shape.head)
+    middle = range(first + length, first + 2 * length)
+    index = {place: i for i, place in enumerate(places)}
+    width = live.shape[1]
+    entry = np.zeros(width, dtype=np.int64)
+    for i in middle:
+        entry += padded(step.layer_owned[i], width)
+    marks["owned"][1] = entry
+    for i in middle:
+        entry = entry + padded(step.layer_accumulated[i], width)
+    slope = np.zeros_like(live)
+    where = np.array([_side(place, first + 2 * length) for place in places])
+    phases = np.array([place[0] for place in places])
+    for phase in ORDER:
+        left = np.zeros(width, dtype=np.int64)
+        for name, layer, event in places:
+            other = index.get((phase, layer + length, event))
+            if name == phase and layer in middle and other is not None:
+                here = index[(name, layer, event)]
+                left = live[here] - live[other] if phase == DOWN else live[other] - live[here]
+                break
+        rows = phases == phase
+        after = (where < 0) if phase == DOWN else (where > 0)
+        slope[rows] = entry + np.where(after[rows], 1, 0)[:, None] * left
+        entry = entry + left
+        if phase in ("forward", "autocast"):
+            marks["saved"][1] += left
+            marks["after forward"][1] = entry
+        if phase in ("backward", "reduce"):
+            marks["after backward"][1] = entry
+    return slope
 
 
-def _dense(live: dict[int, int], symbols: int) -> Matrix:
-    out = np.zeros((symbols, len(PARTS)), dtype=np.int64)
-    for key, count in live.items():
-        out[key // len(PARTS), key % len(PARTS)] = count
-    return out.T
+def phase_of(place: Place) -> str:
+    """The phase of a moment as people call it."""
+    return PEOPLE.get(place[0], place[0])
 
 
-def _frontier(base: Matrix, slope: Matrix, phase: NDArray[np.int64]) -> list[int]:
-    """Moments that no other of their phase dominates in every coefficient of base and slope."""
-    rows = np.concatenate([base, slope], axis=1)
-    keep: list[int] = []
-    for p in np.unique(phase):
-        index = np.flatnonzero(phase == p)
-        order = index[np.argsort(-rows[index].sum(axis=1), kind="stable")]
-        front: list[int] = []
-        for i in order:
-            if not front or not np.all(rows[front] >= rows[i], axis=1).any():
-                front.append(int(i))
-        keep += sorted(front)
-    return keep
+def _side(place: Place, split: int) -> int:
+    """-1 for moments that lie before the inserted unit in the order of layers, 1 for those after it."""
+    return 1 if place[1] >= split or place[1] == ENDS_AFTER else -1
 
 
-__all__ = ["Moments", "Pattern", "Program", "Stage", "make", "pattern"]
+def _frontier(live: Matrix, slope: Matrix, places: list[Place], size: int) -> list[int]:
+    """Moments that no other of their phase dominates in every coefficient: first inside a layer, where slopes agree, then among all."""
+    base, more = (m.reshape(len(m), size, len(PARTS)).sum(axis=2) for m in (live, slope))
+    segments: dict[tuple[str, int], list[int]] = {}
+    for i, place in enumerate(places):
+        segments.setdefault(place[:2], []).append(i)
+    left = [i for rows in segments.values() for i in _undominated(base, rows)]
+    both = np.concatenate([base, more], axis=1)
+    phases: dict[str, list[int]] = {}
+    for i in left:
+        phases.setdefault(phase_of(places[i]), []).append(i)
+    return sorted(i for rows in phases.values() for i in _undominated(both, rows))
+
+
+def _undominated(values: Matrix, rows: list[int]) -> list[int]:
+    some = values[rows]
+    some = some[:, some.any(axis=0)]
+    order = np.argsort(-some.sum(axis=1), kind="stable")
+    kept: list[int] = []
+    front = np.empty_like(some)
+    for i in order:
+        n = len(kept)
+        if not n or not (front[:n] >= some[i]).all(axis=1).any():
+            front[n] = some[i]
+            kept.append(rows[int(i)])
+    return kept

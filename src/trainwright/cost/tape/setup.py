@@ -17,13 +17,9 @@ class Variant(NamedTuple):
     """What of a plan's numbers changes the order of events, not only sizes."""
 
     tensor: bool = False  # tp > 1
-    accumulate: bool = False  # more than one micro-batch a step
-    replicate: bool = False  # FSDP2 with replicas of the shard group
-    context: bool = False  # cp > 1
-    data: bool = False  # more than one rank of data parallelism
-    expert: bool = False  # ep > 1
-    batched: bool = False  # more than one sequence a micro-batch
-    single_kv: bool = False  # one key-value head a rank: repeating it is a view
+    data: bool = False  # more than one rank of data parallelism, where nothing is sharded
+    batched: bool = False  # more than one sequence a micro-batch, where attention is eager
+    single_kv: bool = False  # one key-value head a rank, where heads are repeated: a view
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ divided by a parallel degree is rounded up, as the largest rank (rank 0) holds i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...spec.blocks import Weight
 from ...spec.optimizer import Optimizer
@@ -54,6 +55,9 @@ class Columns:
             microbatches=table.accumulation,
         )
 
+    def take(self, rows: NDArray[np.intp]) -> Columns:
+        return Columns(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
     def with_(self, **columns: IntColumn) -> Columns:
         return replace(self, **columns)
 
@@ -72,6 +76,14 @@ def plus(*sizes: Size) -> Size:
         for s, c in size:
             total[s] = total.get(s, 0) + c
     return tuple(total.items())
+
+
+CONDITIONS: dict[str, Callable[[Columns], IntColumn]] = {
+    "accumulating": lambda c: (c.microbatches > 1).astype(np.int64),
+    "one micro-batch": lambda c: (c.microbatches == 1).astype(np.int64),
+    "several sequences": lambda c: (c.batch > 1).astype(np.int64),
+    "replicas": lambda c: (c.replicas > 1).astype(np.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,15 @@ class Symbols:
             found = self._ids[formula] = len(self.table)
             self.table.append(Symbol(formula, value))
         return ((found, factor),)
+
+    def when(self, size: Size, condition: str) -> Size:
+        """`size` where a condition on a plan's numbers holds, else nothing: so that one replay holds for both."""
+        test = CONDITIONS[condition]
+        made: list[tuple[int, int]] = []
+        for s, count in size:
+            whole = self.table[s]
+            made += self.symbol(f"{whole.formula} if {condition}", lambda c, whole=whole: whole.value(c) * test(c), count)  # type: ignore[misc]
+        return tuple(made)
 
     def one(self, count: int) -> Size:
         return self.symbol("1", lambda c: np.ones_like(c.batch), count)

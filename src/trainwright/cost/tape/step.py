@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...spec.blocks import Block, Op, Weight
 from ...spec.optimizer import OPTIMIZERS
 from . import ops, tensor
 from .blocks import run_block
 from .checkpoint import checkpoint, selective_cache
-from .fsdp import Fsdp, Group
+from .fsdp import Fsdp, Group, shrink
 from .machine import PART, Parameter, Run, Storage, Tape, Tensor
 from .optimizer import step_optimizer
 from .setup import Setup
@@ -38,7 +41,6 @@ class Step:
                 stored=setup.stored,
                 reduce=setup.reduce if setup.mixed else setup.stored,
                 sharded=setup.sharded,
-                replicated=v.replicate or not setup.sharded,
             )
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
@@ -59,7 +61,12 @@ class Step:
             self.root |= {w.name: self._parameter(w.name, w, not self.setup.lora, ENDS_BEFORE) for w in table.weights[:1]}
         self.layer_params = [self._parameters(block, i) for i, block in enumerate(self.layers)]
         self.root_group = self._own("root", ENDS_BEFORE, self.root)
-        self.layer_groups = [self._own("layer", i, p) for i, p in enumerate(self.layer_params)]
+        self.layer_groups: list[Group | None] = []
+        self.layer_owned: list[NDArray[np.int64]] = []
+        for i, params in enumerate(self.layer_params):
+            before = self.tape.live.copy()
+            self.layer_groups.append(self._own("layer", i, params))
+            self.layer_owned.append(self.tape.since(before))
         if self.setup.structure.sharding == "zero1":
             size = self.symbols.zero_redundancy(
                 OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), 4 if self.setup.masters else self.setup.stored
@@ -81,6 +88,8 @@ class Step:
     def _parameter(self, name: str, w: Any, trained: bool, layer: int) -> Parameter:
         p = Parameter(name, self.symbols.local(w), self.setup.unsharded_dtype if self.fsdp else self.setup.stored, trained, w)
         p.layer = layer
+        if layer < 0 and self.symbols.splits(w) is not None and any(w is x for op in self.setup.model.embedding for x in op.weights):
+            p.grad_elements = self.symbols.one(w.elements)
         return p
 
     def _own(self, name: str, layer: int, params: dict[str, Parameter]) -> Group | None:
@@ -119,16 +128,14 @@ class Step:
 
     def replay(self) -> None:
         """A step with states in place: micro-batches, then the optimizer."""
-        count = 2 if self.setup.variant.accumulate else 1
         inputs = self._inputs()
         self.tape.mark("owned")
-        for i in range(count):
-            final = i == count - 1
-            if self.fsdp is not None:
-                self.fsdp.piped = self.setup.stage.piped
-                self.fsdp.reduce_now = final and not self.fsdp.piped
-            self._hook_gradients(final)
-            self._micro_batch()
+        self._accumulated()
+        if self.fsdp is not None:
+            self.fsdp.piped = self.setup.stage.piped
+            self.fsdp.reduce_now = not self.fsdp.piped
+        self._hook_gradients()
+        self._micro_batch()
         if self.fsdp is not None and self.fsdp.piped:
             self.fsdp.reduce_all()
         self.tape.mark("after backward")
@@ -148,28 +155,55 @@ class Step:
                 kept.append(Storage(tape, s.received(width), PART["communication_buffers"], what))
         return kept
 
-    def _hook_gradients(self, final: bool) -> None:
-        """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it."""
+    def _accumulated(self) -> None:
+        """Gradients of earlier micro-batches: the replay is of the last one. A pipeline stage is taken in its steady state."""
+        s, fsdp, tape = self.symbols, self.fsdp, self.tape
+        self.layer_accumulated: list[NDArray[np.int64]] = []
+        if self.setup.job.optimizer_in_backward:
+            self.layer_accumulated = [np.zeros_like(tape.live) for _ in self.layers]
+            return
+        tape.at("forward", ENDS_BEFORE)
+        piped = self.setup.stage.piped
+        for params, group in [(self.root, self.root_group), *zip(self.layer_params, self.layer_groups)]:
+            before = tape.live.copy()
+            for p in params.values():
+                if not p.trained:
+                    continue
+                cast = fsdp is not None and fsdp.reduce_cast
+                size = times(p.grad_elements, fsdp.reduce if fsdp is not None and cast else p.dtype)
+                p.accumulated = Storage(tape, size if cast and piped else s.when(size, "accumulating"), PART["gradients"], "accumulated gradient")
+            if group is not None and piped:  # kept whole from backward to the next micro-batch's forward
+                group.unshard()
+                group.wait(forward=False)
+            self.layer_accumulated.append(tape.since(before))
+        self.layer_accumulated.pop(0)
+
+    def _hook_gradients(self) -> None:
+        """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it; others are added to the kept one."""
         setup = self.setup
-        drop = (setup.ddp and setup.variant.data and final) or setup.job.optimizer_in_backward
-        if drop and self.fsdp is None:
-            for p in self.parameters():
+        for p in self.parameters():
+            if setup.job.optimizer_in_backward or (setup.ddp and setup.variant.data):
                 p.on_grad = _forget
+            elif self.fsdp is None or not self.fsdp.reduce_cast:
+                p.on_grad = self._shrink
+
+    def _shrink(self, p: Parameter) -> None:
+        shrink(self.symbols, p)
 
     def parameters(self) -> list[Parameter]:
         return [*self.root.values(), *(p for params in self.layer_params for p in params.values())]
 
     def _micro_batch(self) -> None:
         tape = self.tape
-        before = dict(tape.live)
+        before = tape.live.copy()
         tape.at("forward", ENDS_BEFORE)
         loss = self._forward()
         if self.fsdp is not None:
             self.fsdp.end_of_forward()
         self.tables.clear()
-        self.run.copies.clear()
+        self._end_autocast()
         tape.mark("after forward")
-        tape.marks["saved"] = _difference(tape.live, before)
+        tape.marks["saved"] = tape.since(before)
         tape.at("backward", ENDS_AFTER)
         seed = self.run.new(loss.elements, loss.dtype, "seed") if self.setup.stage.last else Tensor(loss.elements, loss.dtype, None)
         self.run.backward(loss, seed)
@@ -178,6 +212,21 @@ class Step:
         if self.fsdp is not None:
             tape.at("backward", ENDS_BEFORE)
             self.fsdp.end_of_backward()
+
+    def _end_autocast(self) -> None:
+        """Copies that nothing saved (biases) go when the context ends."""
+        if not self.run.copies:
+            return
+        by_layer: dict[int, list[Tensor]] = {}
+        for p in self.parameters():
+            copy = self.run.copies.pop(id(p), None)
+            if copy is not None:
+                by_layer.setdefault(p.layer, []).append(copy)
+            del copy
+        for layer in sorted(by_layer):
+            self.tape.at("autocast", layer)
+            del by_layer[layer]
+            self.tape.touch("end of autocast")
 
     def _forward(self) -> Tensor:
         run, fsdp, stage = self.run, self.fsdp, self.setup.stage
@@ -209,7 +258,7 @@ class Step:
             if op.kind != "embedding":
                 continue
             found = self._look_up(op, total is None)
-            total = found if total is None else ops.add(self.run, total, found)
+            total = found if total is None else ops.add(self.run, total, found, summed=s.when(s.position_sequence(op.width), "several sequences"))
             del found
         assert total is not None
         return total
@@ -219,16 +268,16 @@ class Step:
         s, setup, w = self.symbols, self.setup, op.weights[0]
         dtype = setup.unsharded_dtype if self.fsdp else setup.stored
         table = self.root[w.name]
-        if every_token or not setup.variant.batched:
-            whole, part = s.tokens(op.width), s.sequence(op.width)
+        if every_token:
+            whole, part, join = s.tokens(op.width), s.sequence(op.width), s.when(s.tokens(op.width), "several sequences")
         else:
-            whole, part = s.positions(op.width), s.position_sequence(op.width)
+            whole, part, join = s.positions(op.width), s.position_sequence(op.width), ()
         if s.splits(w) is None:
             return ops.embedding(self.run, table, whole, dtype, table.elements)
         found = ops.embedding(self.run, table, whole, dtype, s.one(w.elements))
         if not s.sequence_parallel:
             return tensor.reduce_output(self.run, found)
-        return tensor.scatter(self.run, found, part, setup.variant.batched and every_token)
+        return tensor.scatter(self.run, found, part, join)
 
     def _span(self, first: int, end: int, x: Tensor) -> Tensor:
         """Layers first .. end-1, which one checkpoint may span."""
@@ -301,7 +350,13 @@ class Step:
         """Partial sums of a row-parallel product (or of a split table), as the sequence region wants them."""
         if not self.symbols.sequence_parallel:
             return tensor.reduce_output(self.run, x)
-        return tensor.scatter(self.run, x, self.symbols.sequence(width), self.setup.variant.batched)
+        s = self.symbols
+        return tensor.scatter(self.run, x, s.sequence(width), s.when(s.tokens(width), "several sequences"))
+
+    def gathered(self, x: Tensor, width: int) -> Tensor:
+        """The sequence region made whole."""
+        s = self.symbols
+        return tensor.gather(self.run, x, s.tokens(width), s.when(s.tokens(width), "several sequences"))
 
     def _product(self, x: Tensor, w: Parameter, out: Size, bias: Parameter | None, part: str) -> Tensor:
         if not self.setup.autocast:
@@ -380,7 +435,7 @@ class Step:
         if not s.tensor_parallel:
             return self.linear(op, self.root, x)
         if s.sequence_parallel:
-            x = tensor.gather(r, x, s.tokens(op.k), self.setup.variant.batched)
+            x = self.gathered(x, op.k)
         else:
             x = tensor.reduce_gradient(r, x)
         local = self.linear(op, self.root, x)
@@ -399,8 +454,4 @@ def _local(s: Symbols) -> Callable[..., Size]:
 
 
 def _forget(p: Parameter) -> None:
-    p.grad = None
-
-
-def _difference(now: dict[int, int], before: dict[int, int]) -> dict[int, int]:
-    return {k: now.get(k, 0) - before.get(k, 0) for k in {*now, *before} if now.get(k, 0) != before.get(k, 0)}
+    p.grad = p.accumulated = None

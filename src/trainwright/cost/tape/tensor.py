@@ -22,14 +22,12 @@ def _wait(r: Run, elements: Size, dtype: int, name: str, part: str) -> Tensor:
     return out
 
 
-def _gathered(r: Run, elements: Size, dtype: int, join: bool, part: str) -> Tensor:
+def _gathered(r: Run, elements: Size, dtype: int, join: Size, part: str) -> Tensor:
+    """`join`: elements of the buffer that is there besides where parts have to be joined."""
     made = r.new(elements, dtype, "all-gather", BUFFER)
-    out = r.new(elements, dtype, "all-gather", part if not join else BUFFER)
-    if join:
-        joined = r.new(elements, dtype, "all-gather joined", part)
-        del out, made
-        return joined
-    del made
+    before = r.new(join, dtype, "all-gather", BUFFER)
+    out = r.new(elements, dtype, "all-gather", part)
+    del before, made
     return out
 
 
@@ -67,7 +65,7 @@ def reduce_gradient(r: Run, x: Tensor) -> Tensor:
     return Tensor(x.elements, x.dtype, x.storage, r.node("all-reduce", [x.node], [], back))
 
 
-def gather(r: Run, x: Tensor, whole: Size, join: bool) -> Tensor:
+def gather(r: Run, x: Tensor, whole: Size, join: Size) -> Tensor:
     """The sequence region made whole in front of a column-parallel product; the gradient is reduced and scattered."""
     part_of_it, dtype = x.elements, x.dtype
 
@@ -77,7 +75,7 @@ def gather(r: Run, x: Tensor, whole: Size, join: bool) -> Tensor:
     return _with(r, x, _gathered(r, whole, dtype, join, "activations"), "reduce-scatter", back)
 
 
-def scatter(r: Run, x: Tensor, part_of_it: Size, join: bool) -> Tensor:
+def scatter(r: Run, x: Tensor, part_of_it: Size, join: Size) -> Tensor:
     """A row-parallel product's partial sums, added up and cut along the sequence; the gradient is gathered."""
     whole, dtype = x.elements, x.dtype
 
@@ -94,7 +92,7 @@ def gather_logits(r: Run, x: Tensor, whole: Size) -> Tensor:
     def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
         return [r.new(part_of_it, dtype, "local logits gradient", "logits")]
 
-    return _with(r, x, _gathered(r, whole, dtype, True, "logits"), "logits", back)
+    return _with(r, x, _gathered(r, whole, dtype, whole, "logits"), "logits", back)
 
 
 def vocab_parallel_loss(r: Run, logits: Tensor, rows: Size, one: Size) -> Tensor:
