@@ -7,6 +7,7 @@ micro-batch of the step (torch.distributed.pipelining, `_prepare_forward_infra`)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,15 +44,12 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
     for value in np.unique(key):
         rows = np.flatnonzero(key == value)
         pp, virtual = int(value >> 20), int(value & 0xFFFFF)
-        for number, stage in _stages(model, structure, pp, virtual):
-            shape = pattern(stage.layers, every)
-            few = replace(shape, repeats=min(shape.repeats, FEW + 1))
-            same = (replace(stage, layers=few.layers(few.repeats)), few)
+        for number, stage, same, repeats in _stages(model, structure.framework, structure.schedule, structure.layers_per_stage, pp, virtual, every):
             held = np.ones(len(rows))
             if pp > 1:
                 m = table.accumulation[rows]
                 held = np.asarray(in_flight(structure.schedule, pp, max(virtual, least), m, np.full(len(rows), number)), dtype=np.float64)
-            found.setdefault(same, []).append((rows, number, shape.repeats, np.broadcast_to(held, (len(rows),))))
+            found.setdefault(same, []).append((rows, number, repeats, np.broadcast_to(held, (len(rows),))))
             stages[same] = stage
     return [_joined(stages[same], entries, len(table)) for same, entries in found.items()]
 
@@ -62,11 +60,21 @@ def _joined(stage: Stage, entries: list[tuple[NDArray[np.intp], int, int, NDArra
     return Rank(stage, rows, number, repeats, np.concatenate([e[3] for e in entries]))
 
 
-def _stages(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[tuple[int, Stage]]:
+@lru_cache(maxsize=4096)
+def _stages(
+    model: ModelSpec, framework: str, schedule: str, given: tuple[int, ...] | None, pp: int, virtual: int, every: int
+) -> list[tuple[int, Stage, tuple[Stage, Pattern], int]]:
+    """(rank, its stage, the stage with few repeats and its shape, repeats) of each class of ranks."""
     if pp == 1:
-        return [(0, Stage(model.layers))]
+        stages = [(0, Stage(model.layers))]
+    else:
+        stages = []
+        for place in places(model, Structure(framework=framework, schedule=schedule, layers_per_stage=given), pp, virtual):
+            layers = tuple(name for name, count in place.layers for _ in range(count))
+            stages.append((place.rank, Stage(layers, place.embedding, place.head, piped=True)))
     found = []
-    for place in places(model, structure, pp, virtual):
-        layers = tuple(name for name, count in place.layers for _ in range(count))
-        found.append((place.rank, Stage(layers, place.embedding, place.head, piped=True)))
+    for number, stage in stages:
+        shape = pattern(stage.layers, every)
+        few = replace(shape, repeats=min(shape.repeats, FEW + 1))
+        found.append((number, stage, (replace(stage, layers=few.layers(few.repeats)), few), shape.repeats))
     return found

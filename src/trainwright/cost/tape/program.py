@@ -7,9 +7,8 @@ the units in between lie between their neighbors, never above.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import lcm
 
 import numpy as np
@@ -41,9 +40,9 @@ class Pattern:
         return self.head + self.unit * repeats + self.tail
 
 
-def pattern(names: Sequence[str], multiple: int = 1) -> Pattern:
+@lru_cache(maxsize=4096)
+def pattern(names: tuple[str, ...], multiple: int = 1) -> Pattern:
     """The decomposition whose repeats cover most, with the shortest unit; head and unit are multiples of `multiple` long."""
-    names = tuple(names)
     best = Pattern(names, (), 0, ())
     covered = 0
     for period in range(1, 9):
