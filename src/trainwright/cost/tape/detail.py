@@ -56,7 +56,7 @@ class Detail:
 
         def total(i: int) -> int:
             place, _, live = tape.moments[i]
-            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + (more if place[0] != "optimizer" else 0)
+            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + (more if phase_of(place) != "optimizer" else 0)
 
         best = max(range(len(tape.moments)), key=total)
         found = []
@@ -65,7 +65,7 @@ class Detail:
             numbers = f"{count:,}" if formula == "1" else f"{count:,} x {values[symbol]:,}"
             words = f"{count:,} x {formula}" if formula != "1" else f"{count:,}"
             found.append(Term(what, PARTS[part], words, numbers, count * values[symbol], SOURCE))
-        if more and tape.moments[best][0][0] != "optimizer":
+        if more and phase_of(tape.moments[best][0]) != "optimizer":
             held = float(self.rank.held[row]) - 1
             for part, size in others.items():
                 if size:
@@ -79,10 +79,10 @@ class Detail:
         others = self._others(step, values, row)
         moments = []
         for place, what, live in step.tape.moments:
-            phase, layer, _ = place
+            phase, layer = phase_of(place), place[1]
             parts = dict.fromkeys(PARTS, 0) if phase == "optimizer" else dict(others)
             for key in np.flatnonzero(live):
                 parts[PARTS[key % len(PARTS)]] += int(live[key]) * values[key // len(PARTS)]
             where = f"layer {layer}: " if 0 <= layer < len(step.layers) else ""
-            moments.append(Moment(f"{where}{what}", phase_of(place), parts))
+            moments.append(Moment(f"{where}{what}", phase, parts))
         return moments

@@ -207,6 +207,10 @@ class Fsdp:
                 self.tape.at(phase, group.layer)
                 group.post_backward()
             group.state = "idle"
+            if self.reduce_now and group.reduced_buffer is not None:
+                self.tape.at("finish", group.layer)
+                group.finish()
+                self.tape.touch("end of backward")
             if self.reduce_now:
                 group.finish()
         if self.reduce_now:

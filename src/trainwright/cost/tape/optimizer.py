@@ -7,6 +7,7 @@ that is laid out unlike its parameter (a split embedding table, norms under sequ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .machine import PART, Parameter, Storage, Tensor
@@ -27,13 +28,21 @@ def step_optimizer(step: Step) -> None:
     if kernel == "for-loop" or setup.job.optimizer in ("adafactor", "muon"):
         _one_by_one(step, {id(p) for p in misplaced})
         return
-    held = [_placed(step, p) for p in misplaced]
-    if kernel == "foreach":
-        again = [_placed(step, p) for p in misplaced]
-        del again, held
-        if setup.job.optimizer in ("adamw", "lion"):
-            roots = [_temporary(step, p) for p in step.parameters() if p.trained]
-            del roots
+    copies = 2 if kernel == "foreach" else 1  # foreach multiplies gradients with themselves: both factors are laid out
+    _all(step, "optimizer", [p for p in misplaced for _ in range(copies)], _placed)
+    if kernel == "foreach" and setup.job.optimizer in ("adamw", "lion"):
+        _all(step, "square roots", [p for p in step.parameters() if p.trained], _temporary)
+
+
+def _all(step: Step, segment: str, params: list[Parameter], make: Callable[[Step, Parameter], object]) -> None:
+    """One temporary for each parameter, all alive together for a moment."""
+    made = []
+    for p in params:
+        step.tape.at(segment, p.layer)
+        made.append(make(step, p))
+    step.tape.at(segment, step.after)
+    step.tape.touch(segment)
+    made.clear()
 
 
 def _one_by_one(step: Step, misplaced: set[int]) -> None:

@@ -6,6 +6,7 @@ micro-batch of the step (torch.distributed.pipelining, `_prepare_forward_infra`)
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -37,14 +38,17 @@ class Rank:
 def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank]:
     """The classes of ranks of all plans; classes of the same shape are one."""
     every = structure.recompute_every if structure.recompute == "full" else 1
-    found: dict[tuple[Stage, Pattern], list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]]] = {}
-    stages: dict[tuple[Stage, Pattern], Stage] = {}
+    found: dict[tuple[tuple[Stage, Pattern], int], list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]]] = {}
+    stages: dict[tuple[tuple[Stage, Pattern], int], Stage] = {}
     key: IntColumn = table.pp << 20 | table.virtual_stages
     least = 2 if structure.schedule in (*V_SHAPED, "interleaved-zb1p") else 1
     for value in np.unique(key):
         rows = np.flatnonzero(key == value)
         pp, virtual = int(value >> 20), int(value & 0xFFFFF)
-        for number, stage, same, repeats in _stages(model, structure.framework, structure.schedule, structure.layers_per_stage, pp, virtual, every):
+        seen: Counter[tuple[Stage, Pattern]] = Counter()
+        for number, stage, shape, repeats in _stages(model, structure.framework, structure.schedule, structure.layers_per_stage, pp, virtual, every):
+            same = (shape, seen[shape])  # a plan is in each group once
+            seen[shape] += 1
             held = np.ones(len(rows))
             if pp > 1:
                 m = table.accumulation[rows]

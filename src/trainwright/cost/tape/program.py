@@ -21,8 +21,8 @@ from .sizes import Symbol
 from .step import ENDS_AFTER, Step
 
 FEW = 4
-ORDER = ("load", "forward", "autocast", "backward", "reduce", "optimizer")  # segments of a step
-PEOPLE = {"autocast": "forward", "reduce": "backward"}  # which of PHASES the others belong to
+ORDER = ("load", "forward", "autocast", "backward", "reduce", "finish", "optimizer", "square roots")  # segments of a step
+PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # which of PHASES the others belong to
 DOWN = "backward"  # the only one that visits layers from the last to the first
 Matrix = NDArray[np.int64]
 
@@ -122,6 +122,7 @@ def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks
     for i in middle:
         entry = entry + padded(step.layer_accumulated[i], width)
     slope = np.zeros_like(live)
+    begin = entry
     where = np.array([_side(place, first + 2 * length) for place in places])
     phases = np.array([place[0] for place in places])
     for phase in ORDER:
@@ -134,12 +135,15 @@ def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks
                 break
         rows = phases == phase
         after = (where < 0) if phase == DOWN else (where > 0)
+        if phase == "square roots":  # what is laid out for one operation is gone before the next
+            entry = begin
+        begin = entry
         slope[rows] = entry + np.where(after[rows], 1, 0)[:, None] * left
         entry = entry + left
         if phase in ("forward", "autocast"):
             marks["saved"][1] += left
             marks["after forward"][1] = entry
-        if phase in ("backward", "reduce"):
+        if phase in ("backward", "reduce", "finish"):
             marks["after backward"][1] = entry
     return slope
 

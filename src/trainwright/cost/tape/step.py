@@ -48,6 +48,8 @@ class Step:
         self.stage_output: Tensor | None = None
         self._make_parameters()
 
+    after = ENDS_AFTER
+
     # what is owned
 
     def _make_parameters(self) -> None:
@@ -287,6 +289,7 @@ class Step:
         tables = dict(self.tables)
         if end - first > 1:
             self.run.layer = first
+            self.tape.at("forward", first)
 
             def span(x: Tensor) -> Tensor:
                 for i in range(first, end):
