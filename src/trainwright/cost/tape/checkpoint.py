@@ -67,7 +67,7 @@ class Region:
 
     def run_again(self) -> None:
         r = self.run
-        pack, caching, layer, copies = r.pack, r.caching, r.layer, r.copies
+        pack, caching, layer, copies, outer = r.pack, r.caching, r.layer, r.copies, r.recomputing
         seen = 0
 
         def keep(t: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Region:
                 raise _Stop
             return t
 
-        r.pack, r.layer = keep, self.layer
+        r.pack, r.layer, r.recomputing = keep, self.layer, True
         if self.cache is not None:
             self.cache.calls, self.cache.replaying = 0, True
         r.caching, r.copies = self.cache, {}  # its own autocast context
@@ -88,7 +88,7 @@ class Region:
         except _Stop:
             pass
         finally:
-            r.pack, r.caching, r.layer, r.copies = pack, caching, layer, copies
+            r.pack, r.caching, r.layer, r.copies, r.recomputing = pack, caching, layer, copies, outer
 
 
 def checkpoint(r: Run, function: Callable[..., Tensor], args: list[Tensor], cache: Cache | None = None) -> Tensor:

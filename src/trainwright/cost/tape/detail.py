@@ -56,7 +56,9 @@ class Detail:
 
         def total(i: int) -> int:
             place, _, live = tape.moments[i]
-            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + (more if phase_of(place) != "optimizer" else 0)
+            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + (
+                more if phase_of(place) != "optimizer" else 0
+            )
 
         best = max(range(len(tape.moments)), key=total)
         found = []
@@ -70,7 +72,9 @@ class Detail:
             for part, size in others.items():
                 if size:
                     name = "other micro-batches in flight"
-                    found.append(Term(name, part, "(in flight - 1) x saved", f"{held:g} x {size / held:,.0f}", size, "schedule's peak in flight"))
+                    found.append(
+                        Term(name, part, "(in flight - 1) x saved", f"{held:g} x {size / held:,.0f}", size, "schedule's peak in flight")
+                    )
         return sorted(found, key=lambda t: -t.bytes)
 
     def timeline(self, row: int) -> list[Moment]:

@@ -172,10 +172,10 @@ class Fsdp:
         self.reduce_now = True
         self.piped = False  # torch's pipeline stages reduce once, after their last micro-batch, and keep parameters whole until then
 
-    def enter(self, group: Group, x: Tensor | None) -> Tensor | None:
+    def enter(self, group: Group, x: Tensor) -> Tensor:
         """Before a module's forward: gather, and watch for the gradient of its input."""
         group.pre_forward()
-        if x is None or not x.needs_grad or not self.run.recording:
+        if not x.needs_grad or not self.run.recording:
             return x
 
         def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
@@ -207,6 +207,7 @@ class Fsdp:
                 self.tape.at(phase, group.layer)
                 group.post_backward()
             group.state = "idle"
+        for group in self.groups:  # after all of them: PyTorch does both group by group, which only a first layer without gradient can see
             if self.reduce_now and group.reduced_buffer is not None:
                 self.tape.at("finish", group.layer)
                 group.finish()

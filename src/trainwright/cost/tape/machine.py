@@ -146,7 +146,21 @@ class Tensor:
 class Parameter:
     """A leaf. `grad` is what accumulation leaves; `uses` is how many gradients this backward pass will still deliver."""
 
-    __slots__ = ("_pending", "accumulated", "dtype", "elements", "grad", "grad_elements", "group", "layer", "name", "on_grad", "trained", "uses", "weight")
+    __slots__ = (
+        "_pending",
+        "accumulated",
+        "dtype",
+        "elements",
+        "grad",
+        "grad_elements",
+        "group",
+        "layer",
+        "name",
+        "on_grad",
+        "trained",
+        "uses",
+        "weight",
+    )
 
     def __init__(self, name: str, elements: Size, dtype: int, trained: bool, weight: Any = None) -> None:
         self.name, self.elements, self.dtype, self.trained, self.weight = name, elements, dtype, trained, weight
@@ -189,6 +203,7 @@ class Run:
         self.layer = -1
         self.pack: Callable[[Tensor], Any] = lambda t: t
         self.recording = True
+        self.recomputing = False
         self.copies: dict[int, Tensor] = {}  # autocast's 16-bit copies of parameters, until its context ends
         self.caching: Any = None  # an op-selective checkpoint that keeps or returns outputs
 

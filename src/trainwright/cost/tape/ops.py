@@ -73,7 +73,8 @@ def embedding(r: Run, w: Parameter, out: Size, dtype: int, gradient: Size) -> Te
 
 
 def add(r: Run, a: Tensor, b: Tensor, out: Size | None = None, summed: Size = ()) -> Tensor:
-    """``a + b``: the wider type wins; the gradient goes to both, cast where an input is narrower, summed (into `summed`) where b is smaller."""
+    """``a + b``: the wider type wins; the gradient goes to both, cast where an input is narrower, summed (into `summed`) where b is
+    smaller."""
     dtype = max(a.dtype, b.dtype)
     elements = out or a.elements
     shapes = [(t.elements, t.dtype, t.needs_grad) for t in (a, b)]

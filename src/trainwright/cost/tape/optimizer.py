@@ -1,8 +1,9 @@
 """What an optimizer holds for a moment while it steps.
 
-Sources: torch.optim (`_single_tensor_*`, `_multi_tensor_*`), checked against allocation traces: AdamW's for-loop makes a square root and a quotient for
-each tensor and keeps the quotient until the next one is there; foreach makes every square root at once; fused kernels make nothing. A DTensor gradient
-that is laid out unlike its parameter (a split embedding table, norms under sequence parallelism) is redistributed in front of each operation.
+Sources: torch.optim (`_single_tensor_*`, `_multi_tensor_*`), checked against allocation traces: AdamW's for-loop makes a square root and a
+quotient for each tensor and keeps the quotient until the next one is there; foreach makes every square root at once; fused kernels make
+nothing. A DTensor gradient that is laid out unlike its parameter (a split embedding table, norms under sequence parallelism) is
+redistributed in front of each operation.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def _one_by_one(step: Step, misplaced: set[int]) -> None:
 
 
 def _temporary(step: Step, p: Parameter) -> Storage:
-    return Storage(step.tape, times(_owned(step, p), 4 if step.setup.masters else step.setup.stored), PART["optimizer"], "optimizer temporary")
+    return Storage(
+        step.tape, times(_owned(step, p), 4 if step.setup.masters else step.setup.stored), PART["optimizer"], "optimizer temporary"
+    )
 
 
 def _owned(step: Step, p: Parameter) -> Size:

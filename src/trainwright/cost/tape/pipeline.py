@@ -1,7 +1,7 @@
 """Ranks of a pipeline: which differ, what they hold of how many micro-batches.
 
-A rank's peak is that of one micro-batch's replay beside the kept activations and outputs of the others in flight; buffers that receive exist for every
-micro-batch of the step (torch.distributed.pipelining, `_prepare_forward_infra`).
+A rank's peak is that of one micro-batch's replay beside the kept activations and outputs of the others in flight; buffers that receive
+exist for every micro-batch of the step (torch.distributed.pipelining, `_prepare_forward_infra`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .setup import Stage
 
 @dataclass(frozen=True)
 class Rank:
-    """A class of pipeline ranks for some rows of a table: what stands there, how often its unit repeats, and how many micro-batches it holds
-    at most, in units of its whole share of one.
+    """A class of pipeline ranks for some rows of a table: what stands there, how often its unit repeats, and how many micro-batches it
+    holds at most, in units of its whole share of one.
     """
 
     stage: Stage  # of one of the rows: the others differ in repeats only
@@ -46,7 +46,9 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
         rows = np.flatnonzero(key == value)
         pp, virtual = int(value >> 20), int(value & 0xFFFFF)
         seen: Counter[tuple[Stage, Pattern]] = Counter()
-        for number, stage, shape, repeats in _stages(model, structure.framework, structure.schedule, structure.layers_per_stage, pp, virtual, every):
+        for number, stage, shape, repeats in _stages(
+            model, structure.framework, structure.schedule, structure.layers_per_stage, pp, virtual, every
+        ):
             same = (shape, seen[shape])  # a plan is in each group once
             seen[shape] += 1
             held = np.ones(len(rows))

@@ -1,8 +1,8 @@
 """From one replay to matrices: a structure's moments as linear functions of its sizes and of the number of repeated layers.
 
-A stage is a few layers, a unit that repeats m times, a few layers. The replay has `FEW` units; one more unit would add to each moment what a unit owns
-and, where it has run, what it leaves. What it leaves in a phase is the difference of the same event in two neighboring units of the middle. Events of
-the units in between lie between their neighbors, never above.
+A stage is a few layers, a unit that repeats m times, a few layers. The replay has `FEW` units; one more unit would add to each moment what
+a unit owns and, where it has run, what it leaves. What it leaves in a phase is the difference of the same event in two neighboring units of
+the middle. Events of the units in between lie between their neighbors, never above.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from .step import ENDS_AFTER, Step
 
 FEW = 4
 ORDER = ("load", "forward", "autocast", "backward", "reduce", "finish", "optimizer", "square roots")  # segments of a step
-PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # which of PHASES the others belong to
-DOWN = "backward"  # the only one that visits layers from the last to the first
-Matrix = NDArray[np.int64]
+PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # which of PHASES the others
+belong to DOWN = "backward"  # the only one that visits layers from the last to the first Matrix = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,8 @@ def read(step: Step, shape: Pattern, few: int, extend: bool) -> Program:
 
 
 def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks: dict[str, Matrix]) -> Matrix:
-    """What one more unit adds to each moment: what is there when its phase begins, and what the unit leaves where the moment comes after it."""
+    """What one more unit adds to each moment: what is there when its phase begins, and what the unit leaves where the moment comes after
+    it."""
     length, first = len(shape.unit), len(shape.head)
     middle = range(first + length, first + 2 * length)
     index = {place: i for i, place in enumerate(places)}

@@ -114,7 +114,8 @@ class Symbols:
         made: list[tuple[int, int]] = []
         for s, count in size:
             whole = self.table[s]
-            made += self.symbol(f"{whole.formula} if {condition}", lambda c, whole=whole: whole.value(c) * test(c), count)  # type: ignore[misc]
+            made += self.symbol(f"{whole.formula} if {condition}", lambda c, whole=whole: whole.value(c) * test(c), count)  # type:
+            ignore[misc]
         return tuple(made)
 
     def one(self, count: int) -> Size:

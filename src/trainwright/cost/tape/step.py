@@ -173,7 +173,8 @@ class Step:
                     continue
                 cast = fsdp is not None and fsdp.reduce_cast
                 size = times(p.grad_elements, fsdp.reduce if fsdp is not None and cast else p.dtype)
-                p.accumulated = Storage(tape, size if cast and piped else s.when(size, "accumulating"), PART["gradients"], "accumulated gradient")
+                p.accumulated = Storage(tape, size if cast and piped else s.when(size, "accumulating"), PART["gradients"], "accumulated
+                gradient")
             if group is not None and piped:  # kept whole from backward to the next micro-batch's forward
                 group.unshard()
                 group.wait(forward=False)
@@ -181,7 +182,8 @@ class Step:
         self.layer_accumulated.pop(0)
 
     def _hook_gradients(self) -> None:
-        """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it; others are added to the kept one."""
+        """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it; others are added to the kept
+        one."""
         setup = self.setup
         for p in self.parameters():
             if setup.job.optimizer_in_backward or (setup.ddp and setup.variant.data):
@@ -234,7 +236,7 @@ class Step:
         run, fsdp, stage = self.run, self.fsdp, self.setup.stage
         run.layer = ENDS_BEFORE
         if fsdp is not None and self.root_group is not None:
-            fsdp.enter(self.root_group, None)
+            self.root_group.pre_forward()
         self._make_tables()
         x = self._embed() if stage.first else self.received()
         every = self.setup.structure.recompute_every if self.setup.structure.recompute == "full" else 1
@@ -260,8 +262,8 @@ class Step:
             if op.kind != "embedding":
                 continue
             found = self._look_up(op, total is None)
-            total = found if total is None else ops.add(self.run, total, found, summed=s.when(s.position_sequence(op.width), "several sequences"))
-            del found
+            total = found if total is None else ops.add(self.run, total, found, summed=s.when(s.position_sequence(op.width), "several
+            sequences")) del found
         assert total is not None
         return total
 
@@ -293,25 +295,29 @@ class Step:
 
             def span(x: Tensor) -> Tensor:
                 for i in range(first, end):
-                    x = self._layer(i, x, tables)
+                    self.run.layer = first if self.run.recomputing else i
+                    x = self._wrapped(i, x, lambda x, i=i: self._layer(i, x, tables))  # type: ignore[misc]
                 return x
 
             return checkpoint(self.run, span, [x])
         self.run.layer = first
         self.tape.at("forward", first)
-        group = self.layer_groups[first]
-        if self.fsdp is not None and group is not None:
-            x = self.fsdp.enter(group, x) or x
 
         def one(x: Tensor) -> Tensor:
             return self._layer(first, x, tables)
 
-        if whole or by_op:
-            out = checkpoint(self.run, one, [x], selective_cache() if by_op else None)
-        else:
-            out = one(x)
-        if self.fsdp is not None and group is not None:
-            self.fsdp.leave(group, out)
+        def saved(x: Tensor) -> Tensor:
+            return checkpoint(self.run, one, [x], selective_cache() if by_op else None) if whole or by_op else one(x)
+
+        return self._wrapped(first, x, saved)
+
+    def _wrapped(self, i: int, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A layer inside what FSDP2 does before and after it."""
+        group = self.layer_groups[i]
+        if self.fsdp is None or group is None:
+            return function(x)
+        out = function(self.fsdp.enter(group, x))
+        self.fsdp.leave(group, out, self.run.recomputing)
         return out
 
     def _layer(self, i: int, x: Tensor, tables: dict[int, tuple[Tensor, Tensor]]) -> Tensor:

@@ -1,7 +1,7 @@
 """DTensor's collectives of tensor and sequence parallelism on the tape.
 
-A functional collective allocates its result, and waiting for it makes another tensor (under fake tensors, as traces show). Gathering along the sequence
-of a batch of more than one concatenates the parts once more; scattering always lays its input out anew first.
+A functional collective allocates its result, and waiting for it makes another tensor (under fake tensors, as traces show). Gathering along
+the sequence of a batch of more than one concatenates the parts once more; scattering always lays its input out anew first.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def gather_logits(r: Run, x: Tensor, whole: Size) -> Tensor:
 def vocab_parallel_loss(r: Run, logits: Tensor, rows: Size, one: Size) -> Tensor:
     """``loss_parallel``: log-softmax over vocabulary shards with three small all-reduces; backward in one handler.
 
-    Backward holds zeros, exponentials and their sum at once beside the saved log-softmax, and 33 bytes a token of targets, masks and indices.
+    Backward holds zeros, exponentials and their sum at once beside the saved log-softmax, and 33 bytes a token of targets, masks and
+    indices.
     """
     dtype, elements = logits.dtype, logits.elements
 
