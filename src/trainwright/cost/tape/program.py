@@ -22,8 +22,9 @@ from .step import ENDS_AFTER, Step
 
 FEW = 4
 ORDER = ("load", "forward", "autocast", "backward", "reduce", "finish", "optimizer", "square roots")  # segments of a step
-PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # which of PHASES the others
-belong to DOWN = "backward"  # the only one that visits layers from the last to the first Matrix = NDArray[np.int64]
+PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # their PHASES
+DOWN = "backward"  # the only one that visits layers from the last to the first
+Matrix = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def read(step: Step, shape: Pattern, few: int, extend: bool) -> Program:
 
     phase = np.array([PHASES.index(phase_of(places[i])) for i in keep])
     names = tuple(f"{phase_of(places[i])}: {moments[i][1]}" for i in keep)
-    return Program(tuple(step.symbols.table), shaped(live[keep]), shaped(slope[keep]), phase, names, {k: shaped(v) for k, v in marks.items()}, few)
+    return Program(
+        tuple(step.symbols.table), shaped(live[keep]), shaped(slope[keep]), phase, names, {k: shaped(v) for k, v in marks.items()}, few
+    )
 
 
 def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks: dict[str, Matrix]) -> Matrix:

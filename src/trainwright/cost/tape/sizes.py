@@ -114,8 +114,7 @@ class Symbols:
         made: list[tuple[int, int]] = []
         for s, count in size:
             whole = self.table[s]
-            made += self.symbol(f"{whole.formula} if {condition}", lambda c, whole=whole: whole.value(c) * test(c), count)  # type:
-            ignore[misc]
+            made += self.symbol(f"{whole.formula} if {condition}", _masked(whole, test), count)
         return tuple(made)
 
     def one(self, count: int) -> Size:
@@ -241,6 +240,10 @@ class Symbols:
         if not self.tensor_parallel or (w.tp_needs_sp and not self.sequence_parallel):
             return None
         return w.tp_dim
+
+
+def _masked(whole: Symbol, test: Callable[[Columns], IntColumn]) -> Callable[[Columns], IntColumn]:
+    return lambda c: whole.value(c) * test(c)
 
 
 def local_shape(w: Weight, c: Columns, tensor: bool = True) -> list[IntColumn]:

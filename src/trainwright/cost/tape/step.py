@@ -173,8 +173,8 @@ class Step:
                     continue
                 cast = fsdp is not None and fsdp.reduce_cast
                 size = times(p.grad_elements, fsdp.reduce if fsdp is not None and cast else p.dtype)
-                p.accumulated = Storage(tape, size if cast and piped else s.when(size, "accumulating"), PART["gradients"], "accumulated
-                gradient")
+                size = size if cast and piped else s.when(size, "accumulating")
+                p.accumulated = Storage(tape, size, PART["gradients"], "accumulated gradient")
             if group is not None and piped:  # kept whole from backward to the next micro-batch's forward
                 group.unshard()
                 group.wait(forward=False)
@@ -262,8 +262,9 @@ class Step:
             if op.kind != "embedding":
                 continue
             found = self._look_up(op, total is None)
-            total = found if total is None else ops.add(self.run, total, found, summed=s.when(s.position_sequence(op.width), "several
-            sequences")) del found
+            summed = s.when(s.position_sequence(op.width), "several sequences")
+            total = found if total is None else ops.add(self.run, total, found, summed=summed)
+            del found
         assert total is not None
         return total
 
