@@ -90,6 +90,8 @@ def test_tables_for_people(capsys):
         ("datta-parallel", "data-parallel"),
         ("mixed-precision --steps 0", "0 is outside"),
         ("offload --gpus 0", "gpus"),
+        ("combined --layers 1000000000000", "layers"),
+        ("recompute --layers 0", "layers"),
         ("offload --tflops inf", "flops_per_s"),
         ("offload --link 0", "link"),
         ("mixed-precision --rate nan", "rate"),

@@ -35,6 +35,7 @@ def model(name: str, **changes: Any) -> TinyConfig:
     if name not in MODELS:
         raise unknown("model", name, MODELS, "model")
     base = {"layers": 4, "hidden": 32, "heads": 16, "kv_heads": 8, "head_dim": 4, "ffn": 48, "vocab": 67, "max_length": 4096}
+    limited(changes.get("layers", 1), 128, "layers")
     config = TinyConfig(**{**base, **MODELS[name], **changes})
     if config.parameter_count > MOST_PARAMETERS:
         raise SpecError(f"{config.parameter_count:,} parameters are more than a simulation takes ({MOST_PARAMETERS:,})", "model")
