@@ -71,13 +71,26 @@ class Group:
         self.unshard()
         self.wait(forward=True)
 
-    def post_forward(self, recomputing: bool) -> None:
-        if not recomputing:
-            if self.reshard_after_forward:
-                self.reshard()
-            self.order.append(len(self.fsdp.forward_order))
-            self.fsdp.forward_order.append(self)
+    def post_forward(self) -> None:
+        if self.reshard_after_forward:
+            self.reshard()
+        self.order.append(len(self.fsdp.forward_order))
+        self.fsdp.forward_order.append(self)
         self.state = "idle"
+
+    def before_recomputation(self) -> None:
+        """A checkpoint around several groups runs forward again: those whose backward has not begun gather as in a forward pass."""
+        began = self.state == "pre_backward"
+        if not began:
+            self.state = "forward"
+        self.unshard()
+        self.wait(forward=not began)
+
+    def after_recomputation(self) -> None:
+        """They stay gathered for their backward; each is the root of its own forward pass, so its buffer goes."""
+        if self.state == "forward":
+            self.fsdp.kept = None
+            self.state = "idle"
 
     def pre_backward(self) -> None:
         if self.state == "pre_backward":
@@ -174,6 +187,9 @@ class Fsdp:
 
     def enter(self, group: Group, x: Tensor) -> Tensor:
         """Before a module's forward: gather, and watch for the gradient of its input."""
+        if self.run.recomputing:
+            group.before_recomputation()
+            return x
         group.pre_forward()
         if not x.needs_grad or not self.run.recording:
             return x
@@ -184,10 +200,13 @@ class Fsdp:
 
         return Tensor(x.elements, x.dtype, x.storage, self.run.node(f"{group.name} done", [x.node], [], back))
 
-    def leave(self, group: Group, out: Tensor, recomputing: bool = False) -> None:
+    def leave(self, group: Group, out: Tensor) -> None:
         """After a module's forward: free or keep, and gather again before the gradient of its output is used."""
-        group.post_forward(recomputing)
-        if isinstance(out.node, Node) and not recomputing:
+        if self.run.recomputing:
+            group.after_recomputation()
+            return
+        group.post_forward()
+        if isinstance(out.node, Node):
             out.node.before = [*(out.node.before or []), group.pre_backward]
 
     def reduce_all(self) -> None:

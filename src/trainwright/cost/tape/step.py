@@ -239,13 +239,17 @@ class Step:
             self.root_group.pre_forward()
         self._make_tables()
         x = self._embed() if stage.first else self.received()
+        tables = [op for op in self.setup.model.embedding if op.kind == "embedding"]
+        # transformers' models keep `inputs_embeds` until they return, where nothing is added to it
+        whole = [x.view()] if stage.first and not stage.piped and len(tables) == 1 else []
         every = self.setup.structure.recompute_every if self.setup.structure.recompute == "full" else 1
         for first in range(0, len(self.layers), every):
             x = self._span(first, min(first + every, len(self.layers)), x)
         run.layer = ENDS_AFTER
         self.tape.at("forward", ENDS_AFTER)
-        out = self._head(x) if stage.last else x
-        del x
+        ends = [x]
+        del x  # the head gives it up with the final norm's input
+        out = self._head(ends.pop(), whole) if stage.last else ends.pop()
         if fsdp is not None and self.root_group is not None:
             fsdp.leave(self.root_group, out)
         return out
@@ -318,7 +322,7 @@ class Step:
         if self.fsdp is None or group is None:
             return function(x)
         out = function(self.fsdp.enter(group, x))
-        self.fsdp.leave(group, out, self.run.recomputing)
+        self.fsdp.leave(group, out)
         return out
 
     def _layer(self, i: int, x: Tensor, tables: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
@@ -353,7 +357,10 @@ class Step:
             down = self._product(x, a, s.tokens(self.setup.job.lora_rank), None, part)
             up = self._product(down, b, out, None, part)
             del down
-            y = ops.add(self.run, y, ops.scale(self.run, up))
+            scaled = ops.scale(self.run, up)
+            del up  # a temporary of the expression: gone before the sum
+            y = ops.add(self.run, y, scaled)
+            del scaled
         return self._reduced(y, op.width) if row else y
 
     def _reduced(self, x: Tensor, width: int) -> Tensor:
@@ -421,11 +428,12 @@ class Step:
 
         return core
 
-    def _head(self, x: Tensor) -> Tensor:
-        """Final norm, logits, loss."""
+    def _head(self, x: Tensor, until_norm: list[Tensor]) -> Tensor:
+        """Final norm, logits, loss. `until_norm`: what else the model's body holds until it returns."""
         s, model = self.symbols, self.setup.model
         norm_ops = [op for op in model.head if op.kind not in ("linear", "cross_entropy")]
         x = run_block(self, Block("final", tuple(norm_ops)), self.root, x) if norm_ops else x
+        until_norm.clear()
         project = next(op for op in model.head if op.kind == "linear")
         logits = self._logits(project, x)
         del x
