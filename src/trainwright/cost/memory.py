@@ -8,8 +8,11 @@ the tape cannot express goes to the ledger. `cost.device` then adds what is no t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, util
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..frameworks import FRAMEWORKS
 from ..spec.cluster import ClusterSpec
@@ -28,19 +31,26 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     """`MemoryTable` with one row for each plan of `table`, in its order."""
     parts, where = [], []
     for structure, rows in table.by_structure():
-        parts.append(engine_of(model, job, structure)(model, cluster, job, structure, table.take(rows)))
-        where.append(rows)
+        for engine, some in by_engine(model, job, structure, table, rows):
+            parts.append(engine(model, cluster, job, structure, table.take(some)))
+            where.append(some)
     found = scatter(parts, where)
     if util.find_spec("trainwright.cost.device") is not None:
         return import_module("trainwright.cost.device").finish(model, cluster, job, table, found)
     return reserve(found)
 
 
-def engine_of(model: ModelSpec, job: TrainingJob, structure: Structure) -> Engine:
-    """The engine for a structure: what its framework names, and the ledger where the tape has no rule."""
+def by_engine(
+    model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable, rows: NDArray[np.intp]
+) -> Iterator[tuple[Engine, NDArray[np.intp]]]:
+    """The rows of a structure with the engine that its framework names; the ledger takes what the tape has no rule for."""
+    known = np.zeros(len(rows), dtype=bool)
     if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
-        return tape.memory_rows
-    return import_module("trainwright.cost.ledger").memory_rows
+        known = tape.has_rule(table, rows)
+    if known.any():
+        yield tape.memory_rows, rows[known]
+    if not known.all():
+        yield import_module("trainwright.cost.ledger").memory_rows, rows[~known]
 
 
 def reserve(found: MemoryTable) -> MemoryTable:

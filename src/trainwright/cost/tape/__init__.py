@@ -7,14 +7,18 @@ model's rows into them, `fsdp` and `checkpoint` add what FSDP2 and recomputation
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.optimizer import OPTIMIZERS
 from ...spec.plan import Structure
+from ..table import PlanTable
 from .blocks import KINDS
 from .engine import memory_rows
 
-__all__ = ["can_express", "memory_rows"]
+__all__ = ["can_express", "has_rule", "memory_rows"]
 
 
 def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
@@ -23,4 +27,10 @@ def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> boo
     plain = structure.offload == "none" and not structure.compile and job.loss in ("plain", "vocab-parallel")
     weights = job.method != "qlora" and job.base_quantization is None and not OPTIMIZERS[job.optimizer].pageable
     frozen_in_fp32 = job.method == "lora" and job.master_weights == "fp32" and structure.framework == "ddp"
+    plain = plain and not job.dropout and set(structure.recompute_modules) <= {"core_attn"}
     return kinds <= KINDS and plain and weights and not frozen_in_fp32
+
+
+def has_rule(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which rows the tape can replay: context parallelism has buffers that it does not know."""
+    return table.cp[rows] == 1
