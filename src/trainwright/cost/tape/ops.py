@@ -315,14 +315,15 @@ def rows(r: Run, x: Tensor) -> Tensor:
 
 
 def batched(r: Run, a: Tensor, b: Tensor, out: Size, name: str) -> Tensor:
-    """A batched product of two activations: saves both."""
+    """A batched product of two activations: saves what the other's gradient needs."""
     shapes = [(t.elements, t.needs_grad) for t in (a, b)]
     dtype = a.dtype
 
     def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
         return [r.new(e, dtype, f"{name} backward") if wanted else None for e, wanted in shapes]
 
-    return r.op(name, [a, b], out, dtype, back, save=[a, b])
+    save = ([a] if b.needs_grad else []) + ([b] if a.needs_grad else [])
+    return r.op(name, [a, b], out, dtype, back, save=save)
 
 
 def softmax(r: Run, x: Tensor) -> Tensor:

@@ -190,7 +190,9 @@ class Symbols:
         from ..parameters import optimizer_state, owned_shape
 
         ws = tuple(ws)
-        name = f"{opt.name} states{' of matrices' if matrix else ''} of {self._weights(ws, 'shard', shard_elements, self, 1) if sharded else ''}{[(w.shape, self.splits(w)) for w in ws]}"
+        kinds = self._weights(ws, "shard", shard_elements, self, 1) if sharded else ""
+        shapes = [(w.shape, self.splits(w)) for w in ws]
+        name = f"{opt.name} states{' of matrices' if matrix else ''} of {kinds}{shapes}"
 
         def value(c: Columns) -> IntColumn:
             total = np.zeros_like(c.batch)
