@@ -106,9 +106,10 @@ def memory(request: Request, explain: Explain = False, json_: Json = False) -> i
         document = found.to_dict()
         print_json({k: document[k] for k in ("spec", "fits", "gpus", "parameters", "memory", "warnings", "assumed")})
     else:
-        from ..report.text import memory_text
+        from ..report.text import levers_table, memory_text
 
         memory_text(console(), found, explain=explain)
+        console().print(levers_table(found))
     return 0 if found.fits else 1
 
 

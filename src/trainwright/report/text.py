@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 NARROW = 100
 FILLS = "█▓▒░▚▞▙▜"
 COLORS = ("blue", "cyan", "magenta", "yellow", "green", "red", "white", "bright_black")
-DROP_WHEN_NARROW = ("GPUs", "GBS", "Seq", "VP", "CP", "Schedule", "Offload", "TFLOP/s/GPU")
+ALWAYS = ("TP", "PP", "DP", "MBS", "Tokens/s/GPU", "Step s", "GiB")  # shown even where every plan says the same
+DROP_WHEN_NARROW = ("GPUs", "GBS", "Seq", "VP", "CP", "Schedule", "Offload", "TFLOP/s/GPU", "USD")
+SHORT = {"Tokens/s/GPU": "tok/s/GPU", "TFLOP/s/GPU": "TFLOP/s", "Recompute": "Recomp."}
 
 
 def headline(e: Estimate) -> str:
@@ -47,24 +49,34 @@ def plans_text(console: Console, plans: Plans, explain: bool = False) -> None:
     best = plans[0]
     console.print(headline(best))
     console.print(f"{plans.searched:,} plans priced; removed: {removed or 'none'}.")
-    console.print(ranking_table(plans, console.width < NARROW))
+    ranking_table(plans, console)
     console.print("[b]The first plan[/b]" if console.is_terminal else "The first plan")
     for reason in best.reasons:
         console.print(f"  - {reason}", markup=False)
     estimate_text(console, best, explain=explain, head=False)
 
 
-def ranking_table(estimates: Iterable[Estimate], narrow: bool) -> Table:
+def ranking_table(estimates: Iterable[Estimate], console: Console) -> None:
+    """The plans as a table; what all of them share stands in one line above it, so that the rest fits the terminal."""
     rows = [plan_row(e) for e in estimates]
-    columns = [c for c in rows[0] if not (narrow and c in DROP_WHEN_NARROW)]
-    constant = {"Offload", "Schedule", "EP", "CP", "VP"}  # not worth a column where every plan says the same nothing
-    columns = [c for c in columns if c not in constant or {str(r[c]) for r in rows} - {"none", "-", "1"}]
+    shared = {c: rows[0][c] for c in rows[0] if len({str(r[c]) for r in rows}) == 1 and c not in ALWAYS} if len(rows) > 1 else {}
+    columns = [c for c in rows[0] if c not in shared and not (console.width < NARROW and c in DROP_WHEN_NARROW)]
+    if shared:
+        alike = ", ".join(f"{c} {_cell(v)}" for c, v in shared.items() if v not in (None, "-"))
+        console.print(f"All of them: {alike}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right")
     for c in columns:
-        table.add_column(c, justify="left" if isinstance(rows[0][c], str) else "right", no_wrap=True)
-    for r in rows:
-        table.add_row(*["" if r[c] is None else f"{r[c]:,}" if isinstance(r[c], (int, float)) else str(r[c]) for c in columns])
-    return table
+        table.add_column(SHORT.get(c, c), justify="left" if isinstance(rows[0][c], str) else "right", no_wrap=True)
+    for n, r in enumerate(rows, 1):
+        table.add_row(str(n), *[_cell(r[c]) for c in columns])
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
 def estimate_text(console: Console, e: Estimate, explain: bool = False, head: bool = True) -> None:
@@ -79,6 +91,20 @@ def estimate_text(console: Console, e: Estimate, explain: bool = False, head: bo
     if traffic.row_count:
         console.print(traffic)
     run_text(console, e)
+
+
+def levers_table(e: Estimate) -> Table:
+    """What each lever, pulled alone, would change."""
+    from ..search.levers import levers
+
+    table = Table(title="one change at a time", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("change", "memory", "against now", "tokens/s", "verdict"):
+        table.add_column(name, justify="left" if name in ("change", "verdict") else "right")
+    for lever in levers(e):
+        sign = "+" if lever.delta_bytes >= 0 else "-"
+        delta = f"{sign}{format_bytes(abs(lever.delta_bytes))}"
+        table.add_row(lever.name, format_bytes(lever.device_bytes), delta, f"{lever.speed - 1:+.1%}", "fits" if lever.fits else "does not fit")
+    return table
 
 
 def memory_text(console: Console, e: Estimate, explain: bool = False, head: bool = True) -> None:
@@ -106,18 +132,19 @@ def memory_text(console: Console, e: Estimate, explain: bool = False, head: bool
 
 
 def time_text(console: Console, e: Estimate, explain: bool = False) -> None:
-    low, high = e.to_dict()["time"]["interval_80_s"]
+    low, high = float(e.table.time.low_s[e.index]), float(e.table.time.high_s[e.index])
     breakdown = {k: float(c[e.index]) for k, c in e.table.time.breakdown.items()}
     console.print(
         f"\nStep {format_seconds(e.step_s)} (80 % interval {format_seconds(low)} to {format_seconds(high)}); exposed seconds by part:"
     )
     bar(console, "step time", breakdown, e.step_s, format_seconds)
     if explain:
-        rows = [
-            (t.name, t.formula, ", ".join(f"{k} {v:.4g}" for k, v in t.numbers.items()), format_seconds(t.seconds), t.source)
-            for t in e.table.time.terms(e.index)
-        ]
+        rows = [(t.name, t.formula, _numbers(t.numbers), format_seconds(t.seconds), t.source) for t in e.table.time.terms(e.index)]
         console.print(terms_table("time, term by term", rows))
+
+
+def _numbers(numbers: Mapping[str, float] | str) -> str:
+    return numbers if isinstance(numbers, str) else ", ".join(f"{k} {v:.4g}" for k, v in numbers.items())
 
 
 def traffic_table(e: Estimate) -> Table:
