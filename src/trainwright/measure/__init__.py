@@ -1,0 +1,1 @@
+"""Predictions held against measurements: records of runs, errors with sign, coverage of intervals."""
