@@ -1,0 +1,90 @@
+"""Whatever is wrong: one line on stderr that says what and where, exit status 2, nothing on stdout, nothing half written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ON = ("--on", "8xH100")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("plna", "7B"), "plan"),
+        (("plan", "7B"), "--on"),
+        (("plan", "7B", *ON, "--presicion", "bf16"), "--precision"),
+        (("plan", "llama-3.1-8c", *ON), "llama-3.1-8b"),
+        (("plan", "7X", *ON), "7X"),
+        (("plan", "0B", *ON), "0B"),
+        (("plan", "-1B", *ON), "-1B|-1"),
+        (("plan", "7B", "--on", "8xH1000"), "nearest"),
+        (("plan", "7B", "--on", "eightxH100"), "64xH100"),
+        (("plan", "7B", "--on", "0xH100"), "0 GPUs"),
+        (("plan", "7B", "--on", "-8xH100"), "is not a number of GPUs"),
+        (("plan", "7B", "--on", "8x"), "is not a number of GPUs"),
+        (("plan", "7B", *ON, "--tp", "0"), "tp"),
+        (("plan", "7B", *ON, "--tp", "-4"), "tp"),
+        (("plan", "7B", *ON, "--tp", "many"), "--tp"),
+        (("plan", "7B", *ON, "--tp", "99999999999999999999"), "tp"),
+        (("plan", "7B", *ON, "--seq-len", "0"), "seq_len"),
+        (("plan", "7B", *ON, "--tokens", "lots"), "--tokens"),
+        (("plan", "7B", *ON, "--tokens", "nan"), "--tokens"),
+        (("plan", "7B", *ON, "--max-cost", "cheap"), "--max-cost"),
+        (("plan", "7B", *ON, "--deadline", "soon"), "--deadline"),
+        (("plan", "7B", *ON, "--objective", "fame"), "time"),
+        (("plan", "7B", *ON, "--precision", "bf61"), "bf16"),
+        (("plan", "7B", *ON, "--framework", "megatorn"), "megatron"),
+        (("plan", "7B", *ON, "--schedule", "1bf1"), "1f1b"),
+        (("plan", "7B", *ON, "--set", "strategy.tpp=3"), "tp"),
+        (("plan", "7B", *ON, "--set", "nonsense"), "KEY=VALUE"),
+        (("plan", "7B", *ON, "--json", "--csv"), "cannot both"),
+        (("plan", "7B", *ON, "-o", "/nowhere/plan.toml"), "/nowhere"),
+        (("estimate", "7B", *ON, "--tp", "3"), "tp 3"),
+        (("estimate", "7B", *ON, "--dp", "3"), "dp"),
+        (("estimate", "7B", *ON, "--global-batch", "7"), "global_batch"),
+        (("estimate", "gpt2", *ON, "--tp", "8"), "heads"),
+        (("memory", "7B", *ON, "--zero", "4"), "zero3"),
+        (("estimate", "nowhere.toml"), "nowhere.toml"),
+        (("estimate", "nowhere/config.json", *ON), "nowhere"),
+    ],
+)
+def test_one_line_names_it(refused: Callable[..., str], arguments: tuple[str, ...], says: str) -> None:
+    line = refused(*arguments)
+    assert any(s in line for s in says.split("|")), line
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"\x00\x01\x02\xff", b"{}" * 3, b'{"model_type": "unheard-of"}', b'{"hidden_size": 64}', b"[" * 50_000, b'{"model_type": 7}'],
+)
+def test_a_broken_config_is_one_line(refused: Callable[..., str], tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    refused("plan", str(path), *ON)
+
+
+def test_a_huge_file_is_refused_before_it_is_read(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as f:
+        f.truncate(200_000_000)
+    assert "larger" in refused("plan", str(path), *ON)
+
+
+def test_a_folder_in_place_of_a_plan(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "folder" in refused("plan", "7B", *ON, "-o", str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_permission_is_said_before_the_search(refused: Callable[..., str], tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "permission" in refused("plan", "7B", *ON, "-o", str(tmp_path / "plan.toml"))
+
+
+def test_a_hostile_name_stays_a_name(refused: Callable[..., str]) -> None:
+    line = refused("plan", "$(touch /tmp/pwned)\n\x1b[31m", *ON)
+    assert "\x1b" not in line
+    assert not Path("/tmp/pwned").exists()
