@@ -65,7 +65,9 @@ def mean_rank(rows: list[Comparison]) -> float:
             groups.setdefault(c.record.group, []).append(c)
     rate = lambda c, s: c.estimate.job.tokens_per_step / s / c.estimate.plan.gpus  # noqa: E731
     found = [
-        rank_correlation([rate(c, c.estimate.step_s) for c in g], [rate(c, c.record.step_s) for c in g]) for g in groups.values() if len(g) >= 8
+        rank_correlation([rate(c, c.estimate.step_s) for c in g], [rate(c, c.record.step_s) for c in g])
+        for g in groups.values()
+        if len(g) >= 8
     ]
     return statistics.fmean(r for r in found if r is not None)
 
@@ -78,7 +80,9 @@ def section(title: str, rows: list[Comparison], error: Callable[[Comparison], fl
     lines += ["The ten worst:", "", "| run | error | layout |", "|---|--:|---|"]
     for c in worst:
         p = c.estimate.plan
-        layout = f"{c.estimate.model.family}, {p.gpus} GPUs, dp {p.dp} tp {p.tp} pp {p.pp} cp {p.cp} ep {p.ep}, micro-batch {p.micro_batch_size}"
+        layout = (
+            f"{c.estimate.model.family}, {p.gpus} GPUs, dp {p.dp} tp {p.tp} pp {p.pp} cp {p.cp} ep {p.ep}, micro-batch {p.micro_batch_size}"
+        )
         lines.append(f"| {c.record.id} | {percent(error(c), sign=True)} | {layout}, {c.record.spec['training']['precision']} |")
     return [*lines, ""]
 

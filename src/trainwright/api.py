@@ -210,7 +210,10 @@ def schedule(
     p2p: float = 0,
     **more: Any,
 ) -> Result:
-    """A pipeline schedule replayed (contract section 2); `virtual_stages` None is the schedule's own least. Costs are one rank's whole share of one microbatch; `backward` is the input gradient."""
+    """A pipeline schedule replayed (contract section 2); `virtual_stages` None is the schedule's own least.
+
+    Costs are one rank's whole share of one microbatch; `backward` is the input gradient.
+    """
     from .schedules.replay import schedule as replay
 
     return replay(name, stages, microbatches, virtual_stages, forward=forward, backward=backward, weight=weight, p2p=p2p, **more)
@@ -226,4 +229,15 @@ def collective_time(kind: str, bytes: float, cluster: str | Mapping[str, Any], g
     return float(seconds(kind, bytes, build_cluster(spec), gpus, algorithm))
 
 
-__all__ = ["ClusterSection", "Plans", "TrainwrightError", "collective_time", "emit", "estimate", "estimate_many", "load", "plan", "schedule"]
+__all__ = [
+    "ClusterSection",
+    "Plans",
+    "TrainwrightError",
+    "collective_time",
+    "emit",
+    "estimate",
+    "estimate_many",
+    "load",
+    "plan",
+    "schedule",
+]

@@ -59,7 +59,18 @@ def test_one_line_names_it(refused: Callable[..., str], arguments: tuple[str, ..
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b"\x00\x01\x02\xff", b"{}" * 3, b'{"model_type": "unheard-of"}', b'{"hidden_size": 64}', b"[" * 50_000, b'{"model_type": 7}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\x00\x01\x02\xff",
+        b"{}" * 3,
+        b'{"model_type": "unheard-of"}',
+        b'{"hidden_size": 64}',
+        b"[" * 50_000,
+        b'{"model_type": 7}',
+    ],
 )
 def test_a_broken_config_is_one_line(refused: Callable[..., str], tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"

@@ -34,7 +34,19 @@ def test_json_is_one_document_and_nothing_else(run: Run) -> None:
     document = json.loads(run("plan", *SMALL, "--top", "2", "--json").out)
     assert len(document["plans"]) == 2
     first = document["plans"][0]
-    assert set(first) >= {"spec", "fits", "gpus", "parameters", "memory", "time", "communication", "throughput", "run", "reasons", "warnings"}
+    assert set(first) >= {
+        "spec",
+        "fits",
+        "gpus",
+        "parameters",
+        "memory",
+        "time",
+        "communication",
+        "throughput",
+        "run",
+        "reasons",
+        "warnings",
+    }
     assert sum(first["memory"]["breakdown"].values()) == first["memory"]["peak_bytes"]
     assert sum(first["time"]["breakdown"].values()) == pytest.approx(first["time"]["step_s"])
     assert first["fits"] is True

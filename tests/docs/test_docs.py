@@ -37,7 +37,9 @@ def test_the_page_of_commands_is_fresh() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
-def test_every_command_has_an_example_and_it_runs(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_an_example_and_it_runs(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     found = examples(COMMANDS[path].help or "")
     assert found, f"{path} has no example"
@@ -51,7 +53,7 @@ def test_the_tree_in_the_readme_is_the_source_tree() -> None:
     readme = (ROOT / "README.md").read_text()
     folders = {p.name for p in (ROOT / "src" / "trainwright").iterdir() if p.is_dir() and p.name != "__pycache__"}
     tree = readme.split("src/trainwright/", 1)[1].split("```", 1)[0]
-    named = {m for m in re.findall(r"^\s+(\w+)/", tree, flags=re.MULTILINE)}
+    named = set(re.findall(r"^\s+(\w+)/", tree, flags=re.MULTILINE))
     assert named == folders
 
 

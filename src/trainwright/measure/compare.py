@@ -71,9 +71,7 @@ def summarize(errors: Iterable[float | None]) -> Summary | None:
     )
 
 
-def by_key(
-    rows: Sequence[Comparison], key: Callable[[Comparison], str], error: Callable[[Comparison], float | None]
-) -> dict[str, Summary]:
+def by_key(rows: Sequence[Comparison], key: Callable[[Comparison], str], error: Callable[[Comparison], float | None]) -> dict[str, Summary]:
     """One summary a key, keys in alphabetical order; keys without a measurement are left out."""
     groups: dict[str, list[float | None]] = {}
     for row in rows:

@@ -104,7 +104,9 @@ def _record(row: Mapping[str, Any], where: str) -> RunRecord:
     if kind not in PEAK_KINDS:
         raise SpecError(f"{str(kind)[:40]!r} is no kind of peak", f"{where}, measured.peak_kind", PEAK_KINDS)
     values = {name: _positive(measured.get(name), f"{where}, measured.{name}") for name in ("step_s", "peak_bytes")}
-    return RunRecord(str(row.get("id", where)), spec, values["step_s"], values["peak_bytes"], kind, str(row.get("source", "")), str(row.get("group", "")))
+    return RunRecord(
+        str(row.get("id", where)), spec, values["step_s"], values["peak_bytes"], kind, str(row.get("source", "")), str(row.get("group", ""))
+    )
 
 
 def _positive(value: Any, where: str) -> float | None:

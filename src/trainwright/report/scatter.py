@@ -24,7 +24,15 @@ def scatter_svg(points: Sequence[tuple[float, float, str, str]], title: str, uni
     parts = [_frame(title, unit, low, high, at)]
     for measured, predicted, group, label in points:
         k = groups.index(group) % len(MARKS)
-        parts.append(_mark(MARKS[k], at(measured), SIZE - at(predicted), COLORS[k], f"{label}: measured {measured:.4g} {unit}, predicted {predicted:.4g}"))
+        parts.append(
+            _mark(
+                MARKS[k],
+                at(measured),
+                SIZE - at(predicted),
+                COLORS[k],
+                f"{label}: measured {measured:.4g} {unit}, predicted {predicted:.4g}",
+            )
+        )
     for n, group in enumerate(groups):
         y, k = MARGIN + 18 + 16 * n, n % len(MARKS)
         parts.append(_mark(MARKS[k], MARGIN + 14, y - 4, COLORS[k], group) + f'<text x="{MARGIN + 24}" y="{y}">{escape(group)}</text>')

@@ -103,7 +103,9 @@ def levers_table(e: Estimate) -> Table:
     for lever in levers(e):
         sign = "+" if lever.delta_bytes >= 0 else "-"
         delta = f"{sign}{format_bytes(abs(lever.delta_bytes))}"
-        table.add_row(lever.name, format_bytes(lever.device_bytes), delta, f"{lever.speed - 1:+.1%}", "fits" if lever.fits else "does not fit")
+        table.add_row(
+            lever.name, format_bytes(lever.device_bytes), delta, f"{lever.speed - 1:+.1%}", "fits" if lever.fits else "does not fit"
+        )
     return table
 
 

@@ -42,7 +42,9 @@ def _half_sequence(job: TrainingJob, plan: ParallelPlan) -> tuple[TrainingJob, P
 
 def _recompute(mode: str) -> Change:
     def change(job: TrainingJob, plan: ParallelPlan) -> tuple[TrainingJob, ParallelPlan] | None:
-        return None if plan.structure.recompute == mode else (job, _structure(plan, recompute=mode, recompute_every=1, recompute_modules=()))
+        return (
+            None if plan.structure.recompute == mode else (job, _structure(plan, recompute=mode, recompute_every=1, recompute_modules=()))
+        )
 
     return change
 
@@ -65,9 +67,7 @@ def _sharding(job: TrainingJob, plan: ParallelPlan) -> tuple[TrainingJob, Parall
     order = ("none", "zero1", "zero2", "zero3")
     if plan.dp == 1 or plan.structure.sharding == "zero3":
         return None
-    return job, replace(
-        _structure(plan, sharding=order[order.index(plan.structure.sharding) + 1]), dp_replicate=1, dp_shard=plan.dp
-    )
+    return job, replace(_structure(plan, sharding=order[order.index(plan.structure.sharding) + 1]), dp_replicate=1, dp_shard=plan.dp)
 
 
 def _offload(job: TrainingJob, plan: ParallelPlan) -> tuple[TrainingJob, ParallelPlan] | None:

@@ -1,0 +1,58 @@
+"""``trainwright explain "Tried to allocate 9.47 GiB"``: which tensor asked for it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    message: Annotated[str, typer.Argument(help="The out-of-memory line, or its size: 9.47 GiB.", show_default=False)],
+    plan: Annotated[str, typer.Option("--plan", help="The run spec (TOML or JSON) that ran, - for stdin.", show_default=False)] = "",
+    model: Annotated[str, typer.Option("--model", help="In place of a plan: the model,", show_default=False)] = "",
+    on: Annotated[str, typer.Option("--on", help="and its GPUs.", show_default=False)] = "",
+    top: Annotated[int, typer.Option("--top", min=1, max=50, help="Suspects to show.")] = 5,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Name the tensor that an out-of-memory message is about, by its size, and what would make it smaller.
+
+    Exit status 1 where no tensor of the run has nearly that size.
+
+    Example: trainwright explain "Tried to allocate 9.47 GiB" --model llama-3.1-8b --on 8xH100
+    """
+    from dataclasses import asdict
+
+    from ..api import load
+    from ..cost.oom import explain_allocation
+    from ..errors import SpecError
+    from ..resolve import resolve
+    from ..units import format_bytes
+    from .options import read_document
+    from .output import print_json, print_rows
+
+    if bool(plan) == bool(model):
+        raise SpecError("a run is needed: --plan run.toml, or --model and --on", "explain")
+    document = read_document(plan) if plan else {"model": model, "cluster": on}
+    run = resolve(load(document))
+    suspects = explain_allocation(message, run.model, run.cluster, run.job, run.plan, top)
+    if json_:
+        print_json([asdict(s) for s in suspects])
+    else:
+        rows = [
+            {
+                "tensor": s.what,
+                "size": format_bytes(s.bytes),
+                "off by": f"{s.error:+.1%}",
+                "formula": s.formula,
+                "when": s.when,
+                "smaller by": s.advice,
+            }
+            for s in suspects
+        ]
+        print_rows(rows, "table")
+    return 0 if any(abs(s.error) < 0.02 for s in suspects) else 1
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(explain)
