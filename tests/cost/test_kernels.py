@@ -153,3 +153,11 @@ def test_every_card_of_the_catalogue_has_rates() -> None:
         assert 0 < rate.product_flops <= max(gpu.peak("bf16"), gpu.peak("fp16")), gpu.id
         assert rate.bytes_per_s > 0, gpu.id
         assert bool(rate.relative) == (gpu.arch not in ("7.0", "8.0", "9.0", "10.0", "10.3")), gpu.id
+
+
+def test_one_tile_beyond_a_full_wave_is_the_dearest() -> None:
+    """132 tiles of 128 x 256 fill an H100 once (1536 x 2816); one row of tiles more starts a second wave that is nearly empty."""
+    full, beyond = (seconds(m, 2816, 8192) / m for m in (1536, 1664))
+    assert beyond > 1.05 * full
+    many = [seconds(m, 2816, 8192) / m for m in (15360, 15488)]
+    assert many[1] - many[0] < 0.5 * (beyond - full)
