@@ -69,11 +69,11 @@ class Detail:
             found.append(Term(what, PARTS[part], words, numbers, count * values[symbol], SOURCE))
         if more and phase_of(tape.moments[best][0]) != "optimizer":
             held = float(self.rank.held[row]) - 1
-            for part, size in others.items():
+            for name_of_part, size in others.items():
                 if size:
                     name = "other micro-batches in flight"
                     found.append(
-                        Term(name, part, "(in flight - 1) x saved", f"{held:g} x {size / held:,.0f}", size, "schedule's peak in flight")
+                        Term(name, name_of_part, "(in flight - 1) x saved", f"{held:g} x {size / held:,.0f}", size, "schedule's peak in flight")
                     )
         return sorted(found, key=lambda t: -t.bytes)
 

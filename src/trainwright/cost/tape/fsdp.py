@@ -146,7 +146,7 @@ class Group:
         while grads:
             grads.pop(0)
         kept = PART["gradients"]
-        out: Storage | None = Storage(f.tape, times(self.reduce_shard, f.reduce), kept if f.reduce == f.stored else part, "reduced shard")
+        out = Storage(f.tape, times(self.reduce_shard, f.reduce), kept if f.reduce == f.stored else part, "reduced shard")
         if f.reduce != f.stored:
             narrow = out
             out = Storage(f.tape, times(self.reduce_shard, f.stored), kept, "gradient shard")
