@@ -112,6 +112,13 @@ def run_op(step: Step, op: Op, params: dict[str, Parameter], env: Environment, r
 KINDS = frozenset({"norm", "linear", "rope", "attention", "activation", "multiply", "add", "embedding", "cross_entropy"})
 
 
+# how transformers 5 writes the norms and rotary embeddings of some families (modeling_<family>.py)
+LATE_CAST = frozenset({"gemma", "gemma2", "gemma3", "olmo2", "olmo3"})  # the weight multiplies in fp32
+ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3"})  # 1 + weight, made in fp32 each time
+WIDE_LAYER_NORM = frozenset({"olmo"})  # layer_norm of an fp32 copy
+WIDE_ROTARY = frozenset({"olmo", "olmo2", "olmo3"})  # cos and sin stay fp32, the result is cast back
+
+
 def norm(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     s = step.symbols
     per_head = op.heads > 0
@@ -121,7 +128,11 @@ def norm(step: Step, op: Op, params: dict[str, Parameter], env: Environment, row
     b = weights[1] if len(weights) > 1 else None
     x = env[op.inputs[0]]
     if op.function.startswith("rms"):
-        env[op.output] = ops.rms_norm(step.run, x, count, w)
+        if w is not None and step.setup.model.family in ONE_PLUS:
+            w = ops.scale(step.run, ops.cast(step.run, w, ops.FP32))
+        env[op.output] = ops.rms_norm(step.run, x, count, w, step.setup.model.family in LATE_CAST)
+    elif step.setup.model.family in WIDE_LAYER_NORM:
+        env[op.output] = ops.cast(step.run, ops.fused_norm(step.run, ops.cast(step.run, x, ops.FP32), count, w, b, 2), x.dtype)
     else:
         env[op.output] = ops.fused_norm(step.run, x, count, w, b, 2)
 
@@ -167,7 +178,11 @@ def rope(step: Step, op: Op, params: dict[str, Parameter], env: Environment, row
     core = next(o for o in rows if o.kind == "attention")
     q, k = op.inputs
     tables = step.rotary_tables(op.head_dim)
-    env[core.inputs[0]], env[core.inputs[1]] = (ops.rotary(step.run, env[name], tables) for name in (q, k))
+    wide = step.setup.model.family in WIDE_ROTARY
+    turned = [ops.rotary(step.run, env[name], tables) for name in (q, k)]
+    if wide:
+        turned = [ops.cast(step.run, t, env[name].dtype) for t, name in zip(turned, (q, k))]
+    env[core.inputs[0]], env[core.inputs[1]] = turned
 
 
 def attention(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:

@@ -73,7 +73,14 @@ class Detail:
                 if size:
                     name = "other micro-batches in flight"
                     found.append(
-                        Term(name, name_of_part, "(in flight - 1) x saved", f"{held:g} x {size / held:,.0f}", size, "schedule's peak in flight")
+                        Term(
+                            name,
+                            name_of_part,
+                            "(in flight - 1) x saved",
+                            f"{held:g} x {size / held:,.0f}",
+                            size,
+                            "schedule's peak in flight",
+                        )
                     )
         return sorted(found, key=lambda t: -t.bytes)
 

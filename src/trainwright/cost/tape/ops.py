@@ -174,15 +174,18 @@ def rsqrt(r: Run, x: Tensor) -> Tensor:
     return out
 
 
-def rms_norm(r: Run, x: Tensor, rows: Size, w: Tensor | None) -> Tensor:
-    """Hugging Face's RMSNorm: in fp32, operation by operation; the weight multiplies in the type of the input."""
+def rms_norm(r: Run, x: Tensor, rows: Size, w: Tensor | None, late: bool = False) -> Tensor:
+    """Hugging Face's RMSNorm: in fp32, operation by operation; the weight multiplies in the type of the input, or (`late`) before the cast."""
     wide = cast(r, x, FP32)
     variance = mean(r, square(r, wide), rows)
     normal = multiply(r, wide, rsqrt(r, variance), "normalize")
+    if w is None:
+        return cast(r, normal, x.dtype)
+    if late:
+        return cast(r, multiply(r, normal, w, "norm weight"), x.dtype)
     out = cast(r, normal, x.dtype)
-    if w is not None:
-        out = multiply(r, out, w, "norm weight")
-    return out
+    del normal, wide, variance
+    return multiply(r, out, w, "norm weight")
 
 
 def fused_norm(r: Run, x: Tensor, rows: Size, w: Tensor | None, b: Tensor | None, statistics: int, name: str = "layer norm") -> Tensor:

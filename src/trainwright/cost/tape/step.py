@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...spec.blocks import Block, Op, Weight
 from ...spec.optimizer import OPTIMIZERS
 from . import ops, tensor
-from .blocks import run_block
+from .blocks import WIDE_ROTARY, run_block
 from .checkpoint import checkpoint, selective_cache
 from .fsdp import Fsdp, Group, shrink
 from .machine import PART, Parameter, Run, Storage, Tape, Tensor
@@ -293,7 +293,7 @@ class Step:
         structure = self.setup.structure
         whole = structure.recompute == "full"
         by_op = structure.recompute == "selective" and not structure.recompute_modules
-        tables = dict(self.tables)
+        tables = self._layer_tables()
         if end - first > 1:
             self.run.layer = first
             self.tape.at("forward", first)
@@ -396,7 +396,15 @@ class Step:
         """cos and sin for every position, once for the model; every layer gets them as arguments."""
         for head_dim in sorted({op.head_dim for block in self.layers for op in block.rows("rope")}):
             size = self.symbols.positions(head_dim)
-            self.tables[head_dim] = (self.run.new(size, self._residual, "cos"), self.run.new(size, self._residual, "sin"))
+            dtype = 4 if self.setup.model.family in WIDE_ROTARY else self._residual
+            self.tables[head_dim] = (self.run.new(size, dtype, "cos"), self.run.new(size, dtype, "sin"))
+
+    def _layer_tables(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """What a layer gets: FSDP2 with mixed precision casts fp32 tables for each layer anew (`cast_forward_inputs`)."""
+        if not self.setup.mixed:
+            return dict(self.tables)
+        compute = self.setup.compute
+        return {d: (ops.cast(self.run, c, compute), ops.cast(self.run, s, compute)) for d, (c, s) in self.tables.items()}
 
     def rotary_tables(self, head_dim: int) -> tuple[Tensor, Tensor]:
         return self.tables[head_dim]
