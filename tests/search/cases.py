@@ -112,6 +112,9 @@ class Fake(Equations):
     def least(self, table: PlanTable) -> Column:
         return 0.8 * self.need(table).device
 
+    def least_seconds(self, table: PlanTable) -> Column:
+        return np.zeros(len(table))
+
     def screen(self, table: PlanTable) -> Column:
         s = table.structures
         again = np.array([{"none": 0.0, "selective": 0.05, "full": 0.33}[x.recompute] for x in s])[table.structure]

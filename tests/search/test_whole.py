@@ -61,6 +61,8 @@ def test_no_plan_needs_less_than_the_bound(name: str) -> None:
     for level in levels(name):
         table = sample(name, *level)
         if len(table):
+            price = Equations(task.model, task.cluster, task.job)
+            assert (price.least_seconds(table) <= price.screen(table)).all(), level
             need = memory(task.model, task.cluster, task.job, table).device_bytes
             assert (least_device_bytes(case, table) <= need).all(), level
 

@@ -26,7 +26,20 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
     for structure, rows in table.by_structure():
         part = table.take(rows)
         layers = first_rank_layers(case, structure, part)
-        found[rows] = states(case, structure, part, layers) + saved(case, structure, part, layers)
+        found[rows] = states(case, structure, part, layers)
+        if structure.offload != "activations-cpu":
+            found[rows] += saved(case, structure, part, layers) * in_flight(structure, part)
+    return found
+
+
+def least_offload_seconds(case: Case, table: PlanTable) -> Column:
+    """A step lasts at least as long as what activation offload moves takes on PCIe, down and up; 0 for other plans."""
+    found = np.zeros(len(table))
+    for structure, rows in table.by_structure():
+        if structure.offload == "activations-cpu":
+            part = table.take(rows)
+            moved = saved(case, structure, part, first_rank_layers(case, structure, part)) * part.accumulation
+            found[rows] = 2.0 * moved / case.cluster.gpu.pcie_bytes_per_s
     return found
 
 
@@ -67,15 +80,19 @@ def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -
 def in_flight(structure: Structure, table: PlanTable) -> Column:
     """Micro-batches whose activations the first rank holds at once, in units of all of its layers; 1 where no closed form is known."""
     schedule = SCHEDULES.get(structure.schedule)
-    if schedule is None or schedule.in_flight is None or not (table.pp > 1).any():
+    if not (table.pp > 1).any():
+        return np.ones(len(table))
+    if structure.schedule in ("gpipe", "looped-bfs"):
+        return np.where(table.pp > 1, table.accumulation, 1).astype(float)
+    if schedule is None or schedule.in_flight is None:
         return np.ones(len(table))
     flying = np.asarray(schedule.in_flight(table.pp, table.accumulation, table.virtual_stages, np.zeros(len(table))), dtype=float)
     return np.where(table.pp > 1, np.maximum(np.broadcast_to(flying, (len(table),)), 1.0), 1.0)
 
 
 def saved(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
-    """What forward leaves for backward."""
-    if structure.offload == "activations-cpu" or case.job.method != "full":
+    """What the forward pass of one micro-batch leaves for backward, on the card or not."""
+    if case.job.method != "full":
         return np.zeros(len(table))
     narrow = 1 if case.job.precision in ("fp8", "fp4") else activation_bytes(case.job.precision)
     tokens = table.micro_batch_size * case.job.seq_len / table.cp
@@ -85,7 +102,7 @@ def saved(case: Case, structure: Structure, table: PlanTable, layers: Column) ->
     else:
         widths = [block_widths(block) for block, _ in case.model.counts]
         width = min(w[0] for w in widths) / sequence + min(w[1] for w in widths) / table.tp
-    return tokens * width * narrow * np.floor(layers) * in_flight(structure, table)
+    return tokens * width * narrow * np.floor(layers)
 
 
 def _keeps_all(case: Case, structure: Structure) -> bool:

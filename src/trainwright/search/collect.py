@@ -15,10 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.table import Column, IntColumn, PlanTable
+from .order import families, firsts
 from .pricing import Pricing, fits
 from .rules import Case, Rule
 from .space import WITHOUT_SP, Space, allows_structure
 
+SLACK = (
+    1.03  # what the exact pass may add to a screened time, or plain tensor parallelism save, before plans beyond the cutoff could matter
+)
 CHUNKS = (512, 2_048, 8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
 NOT_FITTING = "does not fit into the GPU's memory"
 DOMINATED = "recompute or offload where the same plan fits without"
@@ -70,6 +74,7 @@ class Collector:
 
     `margin`: share of the card kept free. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `floor`: every plan
     screened below it is priced, however many fit. `prune` off keeps slower plans as well (where memory is what is ranked).
+    `distinct`: plans that differ in schedule, virtual stages or the split of data parallelism only count once among the `wanted`.
     """
 
     case: Case
@@ -81,13 +86,18 @@ class Collector:
     slowest: float = np.inf
     floor: float = 0.0
     prune: bool = True
+    distinct: bool = False
     kept: Kept = field(default_factory=Kept)
+    first: Column | None = None  # screened times of the space's table, once known
 
     def run(self) -> Kept:
         table, kept = self.space.table, self.kept
         kept.cutoff = self.slowest
-        first = self.pricing.screen(table) if len(table) else np.zeros(0)
+        if self.first is None:
+            self.first = self.pricing.screen(table) if len(table) else np.zeros(0)
+        first = self.first
         fitting: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        known: dict[tuple[int, int], Column] = {}
         for o, offload in enumerate(self.space.offloads):
             for r, recompute in enumerate(self.space.recomputes):
                 here = self.space.at(table, recompute, offload)
@@ -96,10 +106,17 @@ class Collector:
                     dominated = _dominated(fitting, r, o, len(table))
                     kept.credit(DOMINATED, (alive & dominated).sum())
                     alive &= ~dominated
-                rows = np.flatnonzero(alive & (first <= kept.cutoff))
+                at_least = _at_least(known, first, r, o)
+                if offload == "activations-cpu":
+                    at_least = np.maximum(at_least, self.pricing.least_seconds(here))
+                rows = np.flatnonzero(alive & (at_least <= kept.cutoff))
                 kept.credit(TOO_SLOW, alive.sum() - len(rows))
                 rows = self._may_fit(here, rows)
-                screened = first[rows] if not fitting or not len(rows) else np.maximum(first[rows], self.pricing.screen(here.take(rows)))
+                screened = first[rows]
+                if known and len(rows):
+                    screened = np.maximum(at_least[rows], self.pricing.screen(here.take(rows)))
+                known[r, o] = np.full(len(table), -np.inf)
+                known[r, o][rows] = screened
                 fitting[r, o] = self._price(here, rows, screened)
         if self.space.twins and kept.tables:
             self._without_sequence_parallelism()
@@ -110,7 +127,7 @@ class Collector:
         kept = self.kept
         table = PlanTable.concatenate(kept.tables)
         parallel = np.array([s.sequence_parallel for s in table.structures])[table.structure]
-        table = table.take(np.flatnonzero(parallel & (table.tp > 1)))
+        table = table.take(np.flatnonzero(parallel & (table.tp > 1) & (np.concatenate(kept.screened) <= kept.cutoff)))
         table = replace(table, structures=tuple(replace(s, sequence_parallel=False) for s in table.structures))
         kept.credit(WITHOUT_SP, -len(table))
         rows = self._may_fit(table, np.arange(len(table)))
@@ -155,12 +172,29 @@ class Collector:
         return fit
 
     def _cutoff(self) -> float:
-        """The screened time of the `wanted`-th plan that fits with the margin, once there are so many."""
+        """The screened time of the `wanted`-th plan (of different families) that fits with the margin, and `SLACK` more, once there are so many."""
         kept = self.kept
-        times = np.concatenate(kept.screened)[~np.concatenate(kept.tight)] if kept.screened else np.zeros(0)
+        roomy = [~t for t in kept.tight]
+        times = np.concatenate([c[r] for c, r in zip(kept.screened, roomy, strict=True)]) if roomy else np.zeros(0)
         if len(times) < self.wanted:
             return self.slowest
-        return float(min(max(np.partition(times, self.wanted - 1)[self.wanted - 1], self.floor), self.slowest))
+        order = np.argsort(times, kind="stable")
+        best = times[order]
+        if self.distinct:
+            table = PlanTable.concatenate([t.take(r) for t, r in zip(kept.tables, roomy, strict=True)]).take(order)
+            best = best[firsts(families(table))]
+        if len(best) < self.wanted:
+            return self.slowest
+        return float(min(max(best[self.wanted - 1] * SLACK, self.floor), self.slowest))
+
+
+def _at_least(known: dict[tuple[int, int], Column], first: Column, r: int, o: int) -> Column:
+    """What is known of the time of every row from the same plan with less recomputation and no offload, or the same one."""
+    found = first
+    for (r_less, o_less), screened in known.items():
+        if r_less <= r and o_less in (0, o):
+            found = np.maximum(found, screened)
+    return found
 
 
 def _dominated(fitting: dict[tuple[int, int], NDArray[np.bool_]], r: int, o: int, n: int) -> NDArray[np.bool_]:

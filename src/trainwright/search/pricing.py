@@ -13,7 +13,7 @@ from ..cost.table import Column, IntColumn, PlanTable
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
-from .bounds import least_device_bytes
+from .bounds import least_device_bytes, least_offload_seconds
 from .rules import Case
 
 GB = 10**9
@@ -29,9 +29,12 @@ class Need:
 
 
 class Pricing(Protocol):
-    """The equations for one model, cluster and job. `screen` never exceeds `exact`, `least` never exceeds ``need(...).device``."""
+    """The equations for one model, cluster and job. `screen` never exceeds `exact`, `least` never exceeds ``need(...).device``,
+    `least_seconds` never exceeds `screen`."""
 
     def least(self, table: PlanTable) -> Column: ...
+
+    def least_seconds(self, table: PlanTable) -> Column: ...
 
     def need(self, table: PlanTable) -> Need: ...
 
@@ -51,6 +54,9 @@ class Equations:
 
     def least(self, table: PlanTable) -> Column:
         return least_device_bytes(Case(self.model, self.cluster, self.job), table)
+
+    def least_seconds(self, table: PlanTable) -> Column:
+        return least_offload_seconds(Case(self.model, self.cluster, self.job), table)
 
     def need(self, table: PlanTable) -> Need:
         from ..cost.memory import memory

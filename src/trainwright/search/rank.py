@@ -170,10 +170,13 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     slowest = min(limits.values(), default=np.inf)
     late = late_rules(strategy, options.advice)
     memory = options.objective == "memory"
-    wanted, floor = 16 * options.top, 0.0
+    wanted, floor = options.top, 0.0
+    screened: Column | None = None
     while True:
-        collector = Collector(case, space, pricing, late, margin, wanted, np.inf if memory else slowest, floor, not memory)
+        limit = np.inf if memory else slowest
+        collector = Collector(case, space, pricing, late, margin, wanted, limit, floor, not memory, options.distinct, first=screened)
         kept = collector.run()
+        screened = collector.first
         found = _exact(case, kept, options, pricing, limits)
         complete = memory or kept.cutoff >= slowest
         last = float(np.sort(found.step_s)[min(options.top, len(found)) - 1]) if len(found) else np.inf
