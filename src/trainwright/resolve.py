@@ -63,9 +63,17 @@ def resolve_task(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Task:
     cluster = build_cluster(spec.cluster, catalog_files=catalog_files)
     framework = FRAMEWORKS.get_or_raise(spec.strategy.framework or "fsdp2", "strategy.framework")
     fixed = spec.strategy
-    replicas = (fixed.dp or _product(fixed.dp_replicate, fixed.dp_shard) or 1) * (fixed.micro_batch_size or 1)
-    job, assumed, warnings = resolve_job(spec.training, model, framework, replicas)
+    dp = fixed.dp or _product(fixed.dp_replicate, fixed.dp_shard) or _largest_dp(spec, cluster, model)
+    job, assumed, warnings = resolve_job(spec.training, model, framework, dp * (fixed.micro_batch_size or 1))
     return Task(spec, model, cluster, job, framework, (*model.notes, *cluster.assumed, *assumed), warnings)
+
+
+def _largest_dp(spec: RunSpec, cluster: ClusterSpec, model: ModelSpec) -> int:
+    """The most data parallelism that the default batch can feed where dp is open: the largest divisor of what tp, pp and cp leave."""
+    fixed = spec.strategy
+    rest = cluster.gpus // ((fixed.tp or 1) * (fixed.pp or 1) * (fixed.cp or 1))
+    most = max(1, round(DEFAULT_BATCH_TOKENS / (spec.training.seq_len or min(DEFAULT_SEQ_LEN, model.max_positions))))
+    return max((d for d in range(1, min(rest, most) + 1) if rest % d == 0), default=1)
 
 
 def resolve(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Run:

@@ -21,6 +21,7 @@ from trainwright.search.space import Space, allows_structure, enumerate_plans, l
 RUNS = {
     "70B megatron": {"model": "llama-3.1-70b", "cluster": "64xH100", "strategy": {"framework": "megatron"}},
     "70B deepspeed": {"model": "llama-2-70b", "cluster": "64xA100", "strategy": {"framework": "deepspeed"}},
+    "70B fsdp2": {"model": "llama-3.1-70b", "cluster": "64xH100", "strategy": {"framework": "fsdp2"}},
     "8B fsdp1": {"model": "llama-3.1-8b", "cluster": "16xH100", "strategy": {"framework": "fsdp1"}},
     "mixture": {"model": "mixtral-8x7b", "cluster": "32xH100", "strategy": {"framework": "megatron", "etp": 1}},
     "fp8": {"model": "qwen3-8b", "cluster": "8xH200", "training": {"precision": "fp8"}, "strategy": {"framework": "megatron"}},

@@ -45,7 +45,7 @@ class Detail:
         saved = dict.fromkeys(PARTS, 0)
         for key in np.flatnonzero(step.tape.marks["saved"]):
             saved[PARTS[key % len(PARTS)]] += int(step.tape.marks["saved"][key]) * values[key // len(PARTS)]
-        return {part: int(np.rint(held * total)) for part, total in saved.items()}
+        return {part: int(np.rint(held * max(total, 0))) for part, total in saved.items()}
 
     def terms(self, row: int) -> list[Term]:
         """What is alive at the peak, by name and size, largest first."""

@@ -135,7 +135,8 @@ def _on_rank(
         return base if not more.any() else base + more * product(pair[1], sizes)
 
     saved = total(found.marks["saved"])
-    others = np.rint(np.maximum(rank.held - 1, 0) * saved).astype(np.int64)
+    # parameters that a forward pass gathers late and frees are no saving of the other micro-batches
+    others = np.rint(np.maximum(rank.held - 1, 0) * np.maximum(saved, 0)).astype(np.int64)
     in_step = found.phase != PHASES.index("optimizer")
     live = total(found.totals)
     if rank.stage.piped:

@@ -62,8 +62,9 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
 
 def _joined(stage: Stage, entries: list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]], size: int) -> Rank:
     rows = np.concatenate([e[0] for e in entries])
-    number, repeats = (np.concatenate([np.full(len(e[0]), e[k], dtype=np.int64) for e in entries]) for k in (1, 2))
-    return Rank(stage, rows, number, repeats, np.concatenate([e[3] for e in entries]))
+    order = np.argsort(rows, kind="stable")  # the order of the table, as everything else that belongs to its rows
+    number, repeats = (np.concatenate([np.full(len(e[0]), e[k], dtype=np.int64) for e in entries])[order] for k in (1, 2))
+    return Rank(stage, rows[order], number, repeats, np.concatenate([e[3] for e in entries])[order])
 
 
 @lru_cache(maxsize=4096)
