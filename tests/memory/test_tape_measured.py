@@ -2,7 +2,7 @@
 
 `truth_memory.jsonl`: published models, one rank of a fake world; torch 2.13's real DDP, ZeroRedundancyOptimizer, FSDP2, DTensor, checkpointing and
 AdamW on fake tensors, second step. `measured_memory.jsonl`: small models under random combinations of the same features, measured in the same way by
-``benchmarks/measure_memory.py`` with torch 2.13.0 and transformers 5.24.0; the peak of forward and backward, that of the optimizer step, and what is
+``benchmarks/measure_phases.py`` with torch 2.13.0 and transformers 5.24.0; the peak of forward and backward, that of the optimizer step, and what is
 alive between them.
 """
 

@@ -184,7 +184,6 @@ def rms_norm(r: Run, x: Tensor, rows: Size, w: Tensor | None, late: bool = False
     if late:
         return cast(r, multiply(r, normal, w, "norm weight"), x.dtype)
     out = cast(r, normal, x.dtype)
-    del normal, wide, variance
     return multiply(r, out, w, "norm weight")
 
 
