@@ -14,6 +14,7 @@ from trainwright.cost.memory import memory
 from trainwright.cost.table import PlanTable
 from trainwright.resolve import Task, resolve_task
 from trainwright.search.bounds import least_device_bytes
+from trainwright.search.collect import LESS_OFFLOAD
 from trainwright.search.pricing import Equations
 from trainwright.search.rules import Case
 from trainwright.search.space import Space, allows_structure, enumerate_plans, late_rules
@@ -100,9 +101,10 @@ def test_recomputation_and_offload_only_add_time(name: str) -> None:
         more = price.screen(space.at(base, recompute, "none"))
         assert (more >= before * (1 - 1e-9)).all(), recompute
         before = more
-    before = price.screen(base)
-    for offload in space.offloads[1:]:
-        assert (price.screen(space.at(base, "none", offload)) >= before * (1 - 1e-9)).all(), offload
+    times = {offload: price.screen(space.at(base, "none", offload)) for offload in space.offloads}
+    for offload, more in times.items():
+        for less in LESS_OFFLOAD[offload]:
+            assert less not in times or (more >= times[less] * (1 - 1e-9)).all(), (less, offload)
 
 
 @pytest.mark.parametrize("name", ["70B megatron", "fp8", "mixture"])

@@ -24,6 +24,14 @@ SLACK = (
     1.03  # what the exact pass may add to a screened time, or plain tensor parallelism save, before plans beyond the cutoff could matter
 )
 CHUNKS = (512, 2_048, 8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
+LESS_OFFLOAD = {  # what takes no more time: the same moves, or fewer, or to memory instead of disk
+    "none": (),
+    "optimizer-cpu": ("none",),
+    "params-cpu": ("none", "optimizer-cpu"),
+    "optimizer-nvme": ("none", "optimizer-cpu"),
+    "params-nvme": ("none", "optimizer-cpu", "params-cpu", "optimizer-nvme"),
+    "activations-cpu": ("none",),
+}
 NOT_FITTING = "does not fit into the GPU's memory"
 DOMINATED = "recompute or offload where the same plan fits without"
 TOO_SLOW = "slower, at best, than the plans kept"
@@ -96,17 +104,17 @@ class Collector:
         if self.first is None:
             self.first = self.pricing.screen(table) if len(table) else np.zeros(0)
         first = self.first
-        fitting: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        known: dict[tuple[int, int], Column] = {}
-        for o, offload in enumerate(self.space.offloads):
+        fitting: dict[tuple[int, str], NDArray[np.bool_]] = {}
+        known: dict[tuple[int, str], Column] = {}
+        for offload in self.space.offloads:
             for r, recompute in enumerate(self.space.recomputes):
                 here = self.space.at(table, recompute, offload)
                 alive = self._legal(here)
                 if self.prune:
-                    dominated = _dominated(fitting, r, o, len(table))
+                    dominated = _dominated(fitting, r, offload, len(table))
                     kept.credit(DOMINATED, (alive & dominated).sum())
                     alive &= ~dominated
-                at_least = _at_least(known, first, r, o)
+                at_least = _at_least(known, first, r, offload)
                 if offload == "activations-cpu":
                     at_least = np.maximum(at_least, self.pricing.least_seconds(here))
                 rows = np.flatnonzero(alive & (at_least <= kept.cutoff))
@@ -115,9 +123,9 @@ class Collector:
                 screened = first[rows]
                 if known and len(rows):
                     screened = np.maximum(at_least[rows], self.pricing.screen(here.take(rows)))
-                known[r, o] = np.full(len(table), -np.inf)
-                known[r, o][rows] = screened
-                fitting[r, o] = self._price(here, rows, screened)
+                known[r, offload] = np.full(len(table), -np.inf)
+                known[r, offload][rows] = screened
+                fitting[r, offload] = self._price(here, rows, screened)
         if self.space.twins and kept.tables:
             self._without_sequence_parallelism()
         return kept
@@ -188,19 +196,19 @@ class Collector:
         return float(min(max(best[self.wanted - 1] * SLACK, self.floor), self.slowest))
 
 
-def _at_least(known: dict[tuple[int, int], Column], first: Column, r: int, o: int) -> Column:
-    """What is known of the time of every row from the same plan with less recomputation and no offload, or the same one."""
+def _at_least(known: dict[tuple[int, str], Column], first: Column, r: int, offload: str) -> Column:
+    """What is known of the time of every row from the same plan with no more recomputation and no more offload."""
     found = first
-    for (r_less, o_less), screened in known.items():
-        if r_less <= r and o_less in (0, o):
+    for (r_less, less), screened in known.items():
+        if r_less <= r and (less == offload or less in LESS_OFFLOAD[offload]):
             found = np.maximum(found, screened)
     return found
 
 
-def _dominated(fitting: dict[tuple[int, int], NDArray[np.bool_]], r: int, o: int, n: int) -> NDArray[np.bool_]:
-    """Rows that fit already with no more recomputation and no offload, or the same one."""
+def _dominated(fitting: dict[tuple[int, str], NDArray[np.bool_]], r: int, offload: str, n: int) -> NDArray[np.bool_]:
+    """Rows that fit already with no more recomputation and no more offload."""
     found = np.zeros(n, dtype=bool)
-    for (r_less, o_less), fit in fitting.items():
-        if r_less <= r and o_less in (0, o):
+    for (r_less, less), fit in fitting.items():
+        if r_less <= r and (less == offload or less in LESS_OFFLOAD[offload]):
             found |= fit
     return found
