@@ -21,10 +21,6 @@ STILL_OFF: dict[str, str] = {
     "one-llama-math-bf16": "sdpa-math is counted as eager attention; PyTorch's copies inputs to fp32",
     "tp2-llama-sp-efficient-foreach": "foreach and for-loop kernels all-reduce a norm's gradient once for each operation that reads it",
     "r14-flora-qwen3-bf16-core-eager-b1A1": "attention under its own checkpoint with LoRA: one tensor of 16 KiB too much in backward",
-    "pp4-llama-1f1b": "the input gradient of the micro-batch before is alive until it is sent",
-    "pp3-gpt-1f1b-fp32": "the input gradient of the micro-batch before is alive until it is sent",
-    "pp4-gpt-gpipe": "gradients do not exist while all micro-batches are in flight",
-    "pp4-llama-1f1b-dp2-zero3": "FSDP2 between pipeline stages",
 }
 
 

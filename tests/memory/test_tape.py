@@ -194,3 +194,14 @@ def test_layers_are_a_repeated_unit(names: str, head: str, unit: str, repeats: i
     found = pattern(tuple(names))
     assert found.layers(found.repeats) == tuple(names)
     assert (found.head, found.unit, found.repeats, found.tail) == (tuple(head), tuple(unit), repeats, tuple(tail))
+
+
+def test_rows_of_many_pipelines_keep_their_places() -> None:
+    """Classes of ranks are shared between pipelines of any length; every row comes back where it was."""
+    structure = Structure(sharding="zero3")
+    plans = [plan(structure, pp=p, dp_shard=d, accumulation=a) for d, p, a in ((1, 4, 8), (8, 2, 4), (2, 1, 2), (4, 4, 4), (2, 2, 8))]
+    found = rows("llama", plans)
+    for i, one in enumerate(plans):
+        alone = rows("llama", [one])
+        assert (alone.peak_bytes[0], alone.pipeline_rank[0]) == (found.peak_bytes[i], found.pipeline_rank[i])
+        assert found.terms(i) == alone.terms(0)

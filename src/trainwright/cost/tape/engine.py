@@ -100,11 +100,13 @@ def _worst(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Va
     where = []
     for rank in ranks(model, structure, table):
         rows = rank.rows
-        some = table.take(rows) if len(rows) < len(table) else table
-        found.append(_on_rank(model, job, structure, variant, some, columns.take(rows) if len(rows) < len(table) else columns, rank))
+        given = columns if not rank.fresh else columns.with_(accumulated=np.zeros_like(columns.accumulated))
+        whole = np.array_equal(rows, np.arange(len(table)))
+        some, given = (table, given) if whole else (table.take(rows), given.take(rows))
+        found.append(_on_rank(model, job, structure, variant, some, given, rank))
         where.append(rows)
     if len(found) == 1:
-        return found[0]
+        return scatter(found, where)
     best = np.full(len(table), -1, dtype=np.int64)
     owner = np.zeros(len(table), dtype=np.int64)
     for k, (t, rows) in enumerate(zip(found, where)):

@@ -33,6 +33,10 @@ class Rank:
     number: IntColumn
     repeats: IntColumn
     held: NDArray[np.float64]
+    fresh: bool = False  # before the rank's first backward pass: no gradients of earlier micro-batches
+
+
+FORWARDS_FIRST = ("gpipe", "looped-bfs")  # every forward pass before any backward pass: the most is in flight while there are no gradients
 
 
 def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank]:
@@ -57,7 +61,12 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
                 held = np.asarray(in_flight(structure.schedule, pp, max(virtual, least), m, np.full(len(rows), number)), dtype=np.float64)
             found.setdefault(same, []).append((rows, number, repeats, np.broadcast_to(held, (len(rows),))))
             stages[same] = stage
-    return [_joined(stages[same], entries, len(table)) for same, entries in found.items()]
+    joined = [_joined(stages[same], entries, len(table)) for same, entries in found.items()]
+    if structure.schedule not in FORWARDS_FIRST:
+        return joined
+    piped = [r for r in joined if r.stage.piped]
+    later = [replace(r, held=np.maximum(r.held - 1, 1)) if r.stage.piped else r for r in joined]
+    return later + [replace(r, fresh=True) for r in piped]
 
 
 def _joined(stage: Stage, entries: list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]], size: int) -> Rank:

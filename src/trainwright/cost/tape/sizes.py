@@ -33,6 +33,7 @@ class Columns:
     shards: IntColumn
     replicas: IntColumn
     microbatches: IntColumn
+    accumulated: IntColumn  # 1 where gradients of earlier micro-batches are there
 
     @property
     def tokens(self) -> IntColumn:
@@ -53,6 +54,7 @@ class Columns:
             shards=table.dp_shard * (table.cp if shard_over_cp else 1),
             replicas=table.dp_replicate,
             microbatches=table.accumulation,
+            accumulated=(table.accumulation > 1).astype(np.int64),
         )
 
     def take(self, rows: NDArray[np.intp]) -> Columns:
@@ -79,8 +81,8 @@ def plus(*sizes: Size) -> Size:
 
 
 CONDITIONS: dict[str, Callable[[Columns], IntColumn]] = {
-    "accumulating": lambda c: (c.microbatches > 1).astype(np.int64),
-    "one micro-batch": lambda c: (c.microbatches == 1).astype(np.int64),
+    "accumulating": lambda c: c.accumulated,
+    "one micro-batch": lambda c: 1 - c.accumulated,
     "several sequences": lambda c: (c.batch > 1).astype(np.int64),
     "replicas": lambda c: (c.replicas > 1).astype(np.int64),
 }

@@ -137,7 +137,9 @@ class Step:
             self.fsdp.piped = self.setup.stage.piped
             self.fsdp.reduce_now = not self.fsdp.piped
         self._hook_gradients()
+        sent = self._sent()
         self._micro_batch()
+        sent.clear()
         if self.fsdp is not None and self.fsdp.piped:
             self.fsdp.reduce_all()
         self.tape.mark("after backward")
@@ -180,6 +182,13 @@ class Step:
                 group.wait(forward=False)
             self.layer_accumulated.append(tape.since(before))
         self.layer_accumulated.pop(0)
+
+    def _sent(self) -> list[Storage]:
+        """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent."""
+        if not self.setup.stage.piped or self.setup.stage.first:
+            return []
+        size = self.symbols.when(self.symbols.sequence(self.setup.model.hidden * self._residual), "accumulating")
+        return [Storage(self.tape, size, PART["communication_buffers"], "input gradient being sent")]
 
     def _hook_gradients(self) -> None:
         """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it; others are added to the kept
