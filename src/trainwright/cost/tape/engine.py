@@ -81,7 +81,7 @@ def _structure_key(structure: Structure, variant: Variant) -> Structure:
         recompute_every=structure.recompute_every,
         recompute_modules=structure.recompute_modules,
         attention=structure.attention,
-        reshard_root=structure.reshard_root,
+        reshard_root=structure.reshard_root or structure.sharding != "zero3",
     )
 
 
