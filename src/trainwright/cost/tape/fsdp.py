@@ -135,6 +135,8 @@ class Group:
         """Without synchronization gradients are added to those of earlier micro-batches, in the reduce type."""
         if self.fsdp.reduce_cast:
             for p in self.params:
+                if p.accumulated is not None:  # the first micro-batch makes it
+                    p.accumulated.become(times(p.grad_elements, self.fsdp.reduce))
                 p.grad = None
 
     def _reduce(self, grads: list[Any]) -> None:

@@ -62,11 +62,29 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
             found.setdefault(same, []).append((rows, number, repeats, np.broadcast_to(held, (len(rows),))))
             stages[same] = stage
     joined = [_joined(stages[same], entries, len(table)) for same, entries in found.items()]
+    if structure.schedule == "1f1b":
+        return _one_by_one(joined, table)
     if structure.schedule not in FORWARDS_FIRST:
         return joined
     piped = [r for r in joined if r.stage.piped]
     later = [replace(r, held=np.maximum(r.held - 1, 1)) if r.stage.piped else r for r in joined]
     return later + [replace(r, fresh=True) for r in piped]
+
+
+def _one_by_one(joined: list[Rank], table: PlanTable) -> list[Rank]:
+    """1F1B: a rank that warms up with every micro-batch of the step holds one fewer once gradients exist."""
+    found, fresh = [], []
+    for rank in joined:
+        if not rank.stage.piped:
+            found.append(rank)
+            continue
+        m = table.accumulation[rank.rows]
+        every = rank.held >= m
+        found.append(replace(rank, held=np.where(every, np.maximum(m - 1, 1), rank.held)))
+        if every.any():
+            columns = {name: getattr(rank, name)[every] for name in ("rows", "number", "repeats", "held")}
+            fresh.append(replace(rank, **columns, fresh=True))
+    return found + fresh
 
 
 def _joined(stage: Stage, entries: list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]], size: int) -> Rank:

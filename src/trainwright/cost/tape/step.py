@@ -175,7 +175,7 @@ class Step:
                     continue
                 cast = fsdp is not None and fsdp.reduce_cast
                 size = times(p.grad_elements, fsdp.reduce if fsdp is not None and cast else p.dtype)
-                size = size if cast and piped else s.when(size, "accumulating")
+                size = s.when(size, "accumulating")
                 p.accumulated = Storage(tape, size, PART["gradients"], "accumulated gradient")
             if group is not None and piped:  # kept whole from backward to the next micro-batch's forward
                 group.unshard()
@@ -259,7 +259,7 @@ class Step:
         ends = [x]
         del x  # the head gives it up with the final norm's input
         out = self._head(ends.pop(), whole) if stage.last else ends.pop()
-        if fsdp is not None and self.root_group is not None:
+        if fsdp is not None and self.root_group is not None and not (stage.piped and stage.last):
             fsdp.leave(self.root_group, out)
         return out
 
@@ -456,6 +456,8 @@ class Step:
         del x
         if self.setup.stage.piped:
             self.stage_output = logits.view()  # the pipeline runtime keeps a stage's output until its backward is done
+            if self.fsdp is not None and self.root_group is not None:
+                self.fsdp.leave(self.root_group, logits)  # the schedule computes the loss, outside of the wrapped module
         if self._vocab_parallel:
             return tensor.vocab_parallel_loss(self.run, logits, s.tokens(), s.one(1))
         return ops.cross_entropy(self.run, logits, s.one(1))
