@@ -20,9 +20,8 @@ from .pricing import Pricing, fits
 from .rules import Case, Rule
 from .space import WITHOUT_SP, Space, allows_structure
 
-SLACK = (
-    1.03  # what the exact pass may add to a screened time, or plain tensor parallelism save, before plans beyond the cutoff could matter
-)
+# what the exact pass may add to a screened time, or plain tensor parallelism save, before plans beyond the cutoff could matter
+SLACK = 1.1
 CHUNKS = (512, 2_048, 8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
 LESS_OFFLOAD = {  # what takes no more time: the same moves, or fewer, or to memory instead of disk
     "none": (),
