@@ -110,7 +110,7 @@ def numbers(run: Run) -> Flags:
         flags += [("--fp8-param-gather", True)] if s.fp8_params else []
     flags.append(("--accumulate-allreduce-grads-in-fp32", True) if job.gradient_dtype == "fp32" else ("--grad-reduce-in-bf16", True))
     if job.loss == "fused":
-        flags += [("--cross-entropy-loss-fusion", True), ("--cross-entropy-fusion-impl", "te")]
+        flags += [("--cross-entropy-loss-fusion", True), ("--cross-entropy-fusion-impl", "native")]
     return [*flags, ("--attention-dropout", job.dropout), ("--hidden-dropout", job.dropout)]
 
 
@@ -124,7 +124,7 @@ def training(run: Run, options: Options) -> Flags:
         ("--train-iters", steps(run)),
         ("--optimizer", OPTIMIZERS[run.job.optimizer]),
         ("--lr", options.learning_rate),
-        ("--min-lr", options.learning_rate / 10),
+        ("--min-lr", float(f"{options.learning_rate / 10:.6g}")),
         ("--lr-decay-style", "cosine"),
         ("--lr-warmup-iters", max(1, min(2000, steps(run) // 100))),
         ("--weight-decay", 0.1),

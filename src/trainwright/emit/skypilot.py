@@ -24,7 +24,7 @@ ACCELERATORS = {
 }  # fmt: skip
 SETUPS = {
     "fsdp": "pip install torch==2.13.0 transformers",
-    "torchtitan": "pip install torchtitan==0.3.0",
+    "torchtitan": "pip install torchtitan==0.3.0 torchao",
     "deepspeed": "pip install torch deepspeed==0.19.8",
     "trainer": "pip install torch==2.13.0 transformers accelerate deepspeed==0.19.8",
     "megatron": "git clone https://github.com/NVIDIA/Megatron-LM\npip install megatron-core transformer-engine[pytorch]",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from math import gcd
 from typing import Any
 
 import tomli_w
@@ -266,6 +267,11 @@ def _read_module(text: str) -> dict[str, Any]:
     } | ({"training.precision": "fp8", "training.fp8_recipe": recipe} if recipe else {})
 
 
+def expert_ranks(run: Run) -> int:
+    """Ranks of one replica that experts can be spread over."""
+    return run.plan.dp_shard * run.plan.cp * run.plan.tp
+
+
 def _nearest_model(run: Run) -> dict[str, Any]:
     size = run.model.parameters / 1e9
     return {"model": min(BILLIONS, key=lambda name: abs(BILLIONS[name] / size - 1) if BILLIONS[name] > size else size / BILLIONS[name] - 1)}
@@ -275,7 +281,7 @@ def _install(run: Run, options: Options) -> str:
     version = options.torchtitan_version
     if is_old(options):
         return f"`git clone -b v{version} https://github.com/pytorch/torchtitan`"
-    return f"`pip install torchtitan=={version}`"
+    return f"`pip install torchtitan=={version}{' torchao' if run.job.precision == 'fp8' else ''}`"
 
 
 LIMITS = (
@@ -297,7 +303,16 @@ LIMITS = (
     only("strategy.recompute_modules", [None], "recomputes whole blocks, or every second product"),
     only("strategy.attention", ["flash"], "runs FlexAttention"),
     when(lambda run: run.plan.structure.async_tp, only("strategy.compile", [True], "overlaps tensor parallelism in compiled blocks only")),
-    when(lambda run: run.plan.pp > 1, only("strategy.cuda_graphs", [False], "captures no pipeline in graphs")),
+    when(
+        lambda run: run.plan.pp > 1 or run.plan.ep > 1,
+        only("strategy.cuda_graphs", [False], "captures neither a pipeline nor the dispatch to experts in graphs"),
+    ),
+    Limit(
+        "strategy.ep",
+        lambda run: expert_ranks(run) % run.plan.ep == 0,
+        "spreads experts over dp_shard x cp x tp ranks, never over replicas",
+        lambda run: {"strategy.ep": gcd(run.plan.ep, expert_ranks(run))},
+    ),
     only("strategy.fp8_params", [False], "gathers parameters in 16 bits"),
     only("training.precision", ["bf16", "fp8", "fp32"], "multiplies in bf16, fp8 or fp32"),
     when(lambda run: run.job.precision == "fp8", only("training.fp8_recipe", list(CONVERTERS), "converts to rowwise or MX fp8")),
