@@ -58,7 +58,7 @@ torchrun \
   --train-iters 3815 \
   --optimizer adam \
   --lr 0.0003 \
-  --min-lr 2.9999999999999997e-05 \
+  --min-lr 3e-05 \
   --lr-decay-style cosine \
   --lr-warmup-iters 38 \
   --weight-decay 0.1 \
