@@ -16,7 +16,7 @@ import typer
 
 from ..errors import TrainwrightError, nearest, one_line
 
-UsageError = typer.BadParameter.__mro__[1]
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # the parser that typer builds on has no public name for it
 
 HELP = """Plan, explain, simulate and check distributed training of large language models.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 SIZE, MARGIN = 560, 60
@@ -43,7 +43,7 @@ def scatter_svg(points: Sequence[tuple[float, float, str, str]], title: str, uni
     )
 
 
-def _frame(title: str, unit: str, low: float, high: float, at) -> str:  # type: ignore[no-untyped-def]
+def _frame(title: str, unit: str, low: float, high: float, at: Callable[[float], float]) -> str:
     lines = [f'<text x="{SIZE / 2}" y="24" text-anchor="middle" font-weight="bold">{escape(title)}</text>']
     for power in range(math.ceil(low), math.floor(high) + 1):
         x = at(10.0**power)
