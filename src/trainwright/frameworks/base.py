@@ -127,6 +127,7 @@ class Framework:
     aliases: tuple[str, ...] = ()
     axes: tuple[str, ...] = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")  # mesh axes it offers
     defaults: dict[str, object] = field(default_factory=dict)
+    search_options: tuple[tuple[str, object], ...] = ()  # options that a search sets where a run spec names none
     pad_vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this times tp
     offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks

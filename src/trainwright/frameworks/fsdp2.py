@@ -10,6 +10,9 @@ FRAMEWORK = Framework(
     aliases=("torchtitan", "fully_shard"),
     shardings=("none", "zero2", "zero3"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
+    # Gradients are reduce-scattered after each micro-batch, as torchtitan and most loops do; put off (the default of an estimate), whole
+    # unsharded gradients would be held from the second micro-batch on.
+    search_options=(("no_sync", False),),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(engine="tape", parameter_dtype="master", compiled_loss_since="2025-01"),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well

@@ -120,7 +120,8 @@ def base_structure(case: Case, strategy: StrategySection, framework: Framework) 
         for name in Structure.__dataclass_fields__
         if name not in ("framework", "options") and getattr(strategy, name, None) is not None
     }
-    structure = replace(default, **said, options=tuple(sorted((strategy.options or {}).items())))
+    options = {**dict(framework.search_options), **(strategy.options or {})}
+    structure = replace(default, **said, options=tuple(sorted(options.items())))
     structure = replace(structure, cp_kind=strategy.cp_kind or str(framework.defaults.get("cp_kind", "ring")))
     if strategy.attention is None:
         flash = next(r for r in RULES if r.name == "FlashAttention needs Ampere")

@@ -18,7 +18,7 @@ from ..table import PlanTable
 from .detail import Detail
 from .pipeline import Rank, ranks
 from .program import FEW, Pattern, Program, make, pattern
-from .setup import Setup, Stage, Variant
+from .setup import Setup, Stage, Variant, reduces_every_micro_batch
 from .sizes import Columns
 
 EXACT = 2.0**53
@@ -82,6 +82,7 @@ def _structure_key(structure: Structure, variant: Variant) -> Structure:
         recompute_modules=structure.recompute_modules,
         attention=structure.attention,
         reshard_root=structure.reshard_root or structure.sharding != "zero3",
+        options=(("no_sync", False),) if reduces_every_micro_batch(structure) else (),
     )
 
 
@@ -90,6 +91,11 @@ def columns_of(structure: Structure, job: TrainingJob, table: PlanTable) -> Colu
     columns = Columns.of(table, job.seq_len)
     if structure.framework == "ddp":
         return columns.with_(shards=table.dp_shard)
+    if reduces_every_micro_batch(structure):  # pipeline stages put reduction off all the same
+        several = table.accumulation > 1
+        columns = columns.with_(
+            accumulated=(several & (table.pp > 1)).astype(np.int64), summed=(several & (table.pp == 1)).astype(np.int64)
+        )
     return columns if structure.sharding != "none" else columns.with_(shards=np.ones_like(columns.shards))
 
 

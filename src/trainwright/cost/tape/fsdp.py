@@ -156,9 +156,17 @@ class Group:
                 narrow.become(f.symbols.when(narrow.size, "replicas"))
             self.reduced_buffer = narrow
             del narrow
+        if f.reduce_each and not f.piped:  # added in place to the shards of earlier micro-batches, then gone
+            out.become(f.symbols.when(out.size, "first shards"))
         f.sharded_grads.append(out)
         f.reduce_states.append(source)
         del last
+
+    def keep_shards(self) -> None:
+        """The gradient shards that earlier micro-batches left."""
+        f = self.fsdp
+        size = f.symbols.when(times(self.reduce_shard, f.stored), "adding to shards")
+        f.sharded_grads.append(Storage(f.tape, size, PART["gradients"], "gradient shard"))
 
     def finish(self) -> None:
         self.reduced_buffer = None
@@ -174,7 +182,9 @@ def shrink(s: Symbols, p: Parameter) -> None:
 class Fsdp:
     """All groups of a model and what they share."""
 
-    def __init__(self, run: Run, symbols: Symbols, *, compute: int, stored: int, reduce: int, sharded: bool) -> None:
+    def __init__(
+        self, run: Run, symbols: Symbols, *, compute: int, stored: int, reduce: int, sharded: bool, reduce_each: bool = False
+    ) -> None:
         self.run, self.tape, self.symbols = run, run.tape, symbols
         self.compute, self.stored, self.reduce = compute, stored, reduce
         self.mixed, self.reduce_cast = compute != stored, reduce != compute
@@ -185,6 +195,7 @@ class Fsdp:
         self.reduce_states: list[Storage] = []
         self.sharded_grads: list[Any] = []
         self.reduce_now = True
+        self.reduce_each = reduce_each  # shards are kept between micro-batches, not whole gradients
         self.piped = False  # torch's pipeline stages reduce once, after their last micro-batch, and keep parameters whole until then
 
     def enter(self, group: Group, x: Tensor) -> Tensor:

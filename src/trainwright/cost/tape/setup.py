@@ -22,6 +22,12 @@ class Variant(NamedTuple):
     single_kv: bool = False  # one key-value head a rank, where heads are repeated: a view
 
 
+def reduces_every_micro_batch(structure: Structure) -> bool:
+    """FSDP2 with the option ``no_sync = false``: gradients are reduce-scattered after each micro-batch and only their shards are kept."""
+    sharded = structure.framework == "fsdp2" and structure.sharding in ("zero2", "zero3")
+    return sharded and dict(structure.options).get("no_sync") is False
+
+
 @dataclass(frozen=True)
 class Stage:
     """The part of a model on one pipeline rank: kinds of its layers, whether embedding and head stand here."""

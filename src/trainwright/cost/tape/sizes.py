@@ -33,7 +33,8 @@ class Columns:
     shards: IntColumn
     replicas: IntColumn
     microbatches: IntColumn
-    accumulated: IntColumn  # 1 where gradients of earlier micro-batches are there
+    accumulated: IntColumn  # 1 where whole gradients of earlier micro-batches are there
+    summed: IntColumn  # 1 where their shards are there: reduced every micro-batch
 
     @property
     def tokens(self) -> IntColumn:
@@ -55,6 +56,7 @@ class Columns:
             replicas=table.dp_replicate,
             microbatches=table.accumulation,
             accumulated=(table.accumulation > 1).astype(np.int64),
+            summed=np.zeros(len(table), dtype=np.int64),
         )
 
     def take(self, rows: NDArray[np.intp]) -> Columns:
@@ -83,6 +85,8 @@ def plus(*sizes: Size) -> Size:
 CONDITIONS: dict[str, Callable[[Columns], IntColumn]] = {
     "accumulating": lambda c: c.accumulated,
     "one micro-batch": lambda c: 1 - c.accumulated,
+    "adding to shards": lambda c: c.summed,
+    "first shards": lambda c: 1 - c.summed,
     "several sequences": lambda c: (c.batch > 1).astype(np.int64),
     "replicas": lambda c: (c.replicas > 1).astype(np.int64),
 }

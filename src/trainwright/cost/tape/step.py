@@ -16,7 +16,7 @@ from .checkpoint import checkpoint, selective_cache
 from .fsdp import Fsdp, Group, shrink
 from .machine import PART, Parameter, Run, Storage, Tape, Tensor
 from .optimizer import step_optimizer
-from .setup import Setup
+from .setup import Setup, reduces_every_micro_batch
 from .sizes import Size, Symbols, times
 
 ENDS_BEFORE, ENDS_AFTER = -1, 1 << 20
@@ -41,6 +41,7 @@ class Step:
                 stored=setup.stored,
                 reduce=setup.reduce if setup.mixed else setup.stored,
                 sharded=setup.sharded,
+                reduce_each=reduces_every_micro_batch(setup.structure),
             )
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
@@ -180,6 +181,8 @@ class Step:
             if group is not None and piped:  # kept whole from backward to the next micro-batch's forward
                 group.unshard()
                 group.wait(forward=False)
+            if group is not None and fsdp is not None and fsdp.reduce_each and not piped:
+                group.keep_shards()
             self.layer_accumulated.append(tape.since(before))
         self.layer_accumulated.pop(0)
 

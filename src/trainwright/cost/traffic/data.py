@@ -65,6 +65,13 @@ def _padded(case: Case, weights: tuple[Weight, ...], experts: bool, shard: IntCo
     return total
 
 
+def _reductions(case: Case) -> IntColumn:
+    """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
+    sharded = case.structure.sharding in ("zero2", "zero3")
+    each = sharded and not case.switch("no_sync", True)
+    return np.where(each & (case.table.pp == 1), case.table.accumulation, 1)
+
+
 def _fsdp2(case: Case) -> None:
     replicate = case.structure.sharding == "none"
     for experts in (False, True):
@@ -82,12 +89,13 @@ def _fsdp2(case: Case) -> None:
             name = ("experts of a layer" if experts else "a layer") if layer else "embedding, final norm, head"
             _gather(case, everything, count, layer, shard, stride, f"parameters of {name}")
             size = wanted * case.gradient_bytes
+            reductions = count * _reductions(case)
             case.add(
                 "dp_shard",
                 "reduce_scatter",
                 "reduce",
                 size,
-                count,
+                reductions,
                 shard,
                 stride,
                 overlaps="backward" if layer else "",
@@ -96,7 +104,15 @@ def _fsdp2(case: Case) -> None:
             axis: Axis = "dp" if replicate else "dp_replicate"
             what = f"gradients of {name}" if replicate else f"gradient shards of {name}"
             case.add(
-                axis, "all_reduce", "reduce", size // shard, count, across, outer_stride, overlaps="backward" if layer else "", what=what
+                axis,
+                "all_reduce",
+                "reduce",
+                size // shard,
+                reductions,
+                across,
+                outer_stride,
+                overlaps="backward" if layer else "",
+                what=what,
             )
 
 
