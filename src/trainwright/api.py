@@ -14,6 +14,7 @@ from .spec.run import ClusterSection, RunSpec, parse_cluster, validate
 if TYPE_CHECKING:
     from .cost.estimate import Estimate
     from .emit import Options
+    from .measure.calibrate import Profile
     from .resolve import Run, Task
     from .schedules.replay import Result
     from .search.rank import Ranking
@@ -71,12 +72,12 @@ def _looks_like_toml(text: str) -> bool:
     return first.startswith("[") and first.endswith("]") and first[1:2].isalpha()
 
 
-def estimate(spec: Source, *, catalog_files: tuple[str, ...] = ()) -> Estimate:
-    """One fully specified run -> `Estimate`; what `[strategy]` leaves open takes the documented default."""
-    return estimate_many([spec], catalog_files=catalog_files)[0]
+def estimate(spec: Source, *, catalog_files: tuple[str, ...] = (), profile: Profile | None = None) -> Estimate:
+    """One fully specified run -> `Estimate`; what `[strategy]` leaves open takes the documented default. `profile`: `measure.calibrate`."""
+    return estimate_many([spec], catalog_files=catalog_files, profile=profile)[0]
 
 
-def estimate_many(specs: Iterable[Source], *, catalog_files: tuple[str, ...] = ()) -> list[Estimate]:
+def estimate_many(specs: Iterable[Source], *, catalog_files: tuple[str, ...] = (), profile: Profile | None = None) -> list[Estimate]:
     """The same answers as `estimate`, in order; specs that share model, cluster and training are one table."""
     from .resolve import resolve
     from .search.constraints import check_plan
@@ -86,28 +87,29 @@ def estimate_many(specs: Iterable[Source], *, catalog_files: tuple[str, ...] = (
         check_plan(run.model, run.cluster, run.job, run.plan)
     answers: list[Estimate | None] = [None] * len(runs)
     for indices in _same_job(runs):
-        for i, answer in zip(indices, _estimate_group([runs[i] for i in indices]), strict=True):
+        for i, answer in zip(indices, _estimate_group([runs[i] for i in indices], profile), strict=True):
             answers[i] = answer
     return [a for a in answers if a is not None]
 
 
 def _same_job(runs: Sequence[Run]) -> Iterator[list[int]]:
-    """Indices of runs that differ in their layout only."""
+    """Indices of runs that differ in their layout only, frameworks apart: a profile has a factor for each."""
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         model = run.spec.model if isinstance(run.spec.model, str) else json.dumps(run.spec.model, sort_keys=True, default=str)
-        key = f"{model}|{run.cluster!r}|{run.job!r}"
+        key = f"{model}|{run.cluster!r}|{run.job!r}|{run.plan.structure.framework}"
         groups.setdefault(key, []).append(i)
     yield from groups.values()
 
 
-def _estimate_group(runs: Sequence[Run]) -> list[Estimate]:
+def _estimate_group(runs: Sequence[Run], profile: Profile | None) -> list[Estimate]:
     from .cost.estimate import evaluate
     from .cost.table import PlanTable
     from .search.constraints import advise
 
     first = runs[0]
-    table = evaluate(first.model, first.cluster, first.job, PlanTable.from_plans([r.plan for r in runs]))
+    factor = profile.factor(first.cluster.gpu.id, first.plan.structure.framework) if profile else 1.0
+    table = evaluate(first.model, first.cluster, first.job, PlanTable.from_plans([r.plan for r in runs]), factor)
     advice = [advise(r.model, r.cluster, r.job, r.plan) for r in runs]
     return [table.row(i, r.filled, warnings=(*r.warnings, *advice[i]), assumed=r.assumed) for i, r in enumerate(runs)]
 
@@ -154,18 +156,21 @@ def plan(
     deadline_s: float | None = None,
     max_gpus: int | None = None,
     catalog_files: tuple[str, ...] = (),
+    profile: Profile | None = None,
 ) -> Plans:
     """The open fields of ``[strategy]`` searched, whole. `objective` is time, cost or memory; max_cost in US dollars, deadline in seconds."""
     from .resolve import resolve_task
+    from .search.pricing import calibrated
     from .search.rank import SearchOptions, search
 
     task = resolve_task(load(spec), catalog_files)
     options = SearchOptions(top=top, objective=objective, max_cost=max_cost, deadline_s=deadline_s, max_gpus=max_gpus)
-    ranking = search(task.model, task.cluster, task.job, task.spec.strategy, options)
-    return Plans(ranking, _ranked(task, ranking), task)
+    factor = profile.factor(task.cluster.gpu.id, task.framework.name) if profile else 1.0
+    ranking = search(task.model, task.cluster, task.job, task.spec.strategy, options, calibrated(factor) if profile else None)
+    return Plans(ranking, _ranked(task, ranking, factor), task)
 
 
-def _ranked(task: Task, ranking: Ranking) -> list[Estimate]:
+def _ranked(task: Task, ranking: Ranking, factor: float) -> list[Estimate]:
     """The ranked plans as estimates. Plans on fewer GPUs than the cluster has are priced on a cluster of that size."""
     import numpy as np
 
@@ -179,7 +184,7 @@ def _ranked(task: Task, ranking: Ranking) -> list[Estimate]:
     found: dict[int, Estimate] = {}
     for rows in by_size.values():
         cluster = ranking.clusters[rows[0]]
-        table = evaluate(task.model, cluster, task.job, ranking.plans.take(np.array(rows)))
+        table = evaluate(task.model, cluster, task.job, ranking.plans.take(np.array(rows)), factor)
         for k, i in enumerate(rows):
             plan = table.plans.plan(k)
             warnings = (*task.warnings, *advise(task.model, cluster, task.job, plan))

@@ -9,12 +9,15 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from ..measure.calibrate import Profile
 
 Row = tuple[str, str, type, tuple[str, ...], str]
 
@@ -69,6 +72,7 @@ class Request:
 
     document: dict[str, Any]
     catalog_files: tuple[str, ...] = ()
+    profile: Profile | None = None
 
 
 def takes_run(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +82,12 @@ def takes_run(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(**values: Any) -> Any:
         said = {name: values.pop(name) for name, *_ in RUN_OPTIONS}
+        profile = values.pop("profile")
         request = build_request(values.pop("model"), said, values.pop("set_") or [], tuple(values.pop("catalog") or ()))
+        if profile:
+            from ..measure.calibrate import read_profile
+
+            request = replace(request, profile=read_profile(profile))
         return command(request=request, **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -100,6 +109,12 @@ def takes_run(command: Callable[..., Any]) -> Callable[..., Any]:
             keyword,
             default=typer.Option(None, "--set", help="Any key of the run spec: strategy.cp_kind=ulysses.", show_default=False),
             annotation=list[str] | None,
+        ),
+        inspect.Parameter(
+            "profile",
+            keyword,
+            default=typer.Option(None, "--profile", help="A profile that `trainwright calibrate` wrote.", show_default=False),
+            annotation=str | None,
         ),
         inspect.Parameter(
             "catalog",

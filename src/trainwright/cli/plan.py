@@ -53,6 +53,7 @@ def plan(
             deadline_s=parse_seconds(deadline, "--deadline") if deadline else None,
             max_gpus=max_gpus,
             catalog_files=request.catalog_files,
+            profile=request.profile,
         )
     if form == "json":
         print_json(plans.to_dict())
@@ -80,7 +81,7 @@ def estimate(request: Request, explain: Explain = False, json_: Json = False) ->
     from ..api import estimate as answer
     from .output import console, print_json
 
-    found = answer(request.document, catalog_files=request.catalog_files)
+    found = answer(request.document, catalog_files=request.catalog_files, profile=request.profile)
     if json_:
         print_json(found.to_dict())
     else:
@@ -101,7 +102,7 @@ def memory(request: Request, explain: Explain = False, json_: Json = False) -> i
     from ..api import estimate as answer
     from .output import console, print_json
 
-    found = answer(request.document, catalog_files=request.catalog_files)
+    found = answer(request.document, catalog_files=request.catalog_files, profile=request.profile)
     if json_:
         document = found.to_dict()
         print_json({k: document[k] for k in ("spec", "fits", "gpus", "parameters", "memory", "warnings", "assumed")})

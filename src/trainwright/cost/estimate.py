@@ -16,7 +16,7 @@ from .memory import memory
 from .memory_table import PHASES, MemoryTable
 from .message import Message
 from .run_cost import RunCost, run_cost
-from .step import TimeTable, exact
+from .step import Settings, TimeTable, exact
 from .table import PlanTable
 from .traffic import traffic
 
@@ -41,12 +41,11 @@ class EstimateTable:
         return Estimate(self, i, spec, **said)
 
 
-def evaluate(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plans: PlanTable) -> EstimateTable:
-    """Memory and the exact pass of time for every row."""
+def evaluate(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plans: PlanTable, factor: float = 1.0) -> EstimateTable:
+    """Memory and the exact pass of time for every row; `factor` is a calibrated profile's, on every step time."""
     messages = traffic(model, cluster, job, plans)
-    return EstimateTable(
-        model, cluster, job, plans, memory(model, cluster, job, plans), messages, exact(model, cluster, job, plans, messages)
-    )
+    time = exact(model, cluster, job, plans, messages, None if factor == 1.0 else Settings(factor=factor))
+    return EstimateTable(model, cluster, job, plans, memory(model, cluster, job, plans), messages, time)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Equations:
     model: ModelSpec
     cluster: ClusterSpec
     job: TrainingJob
+    factor: float = 1.0  # a calibrated profile's, on every step time
 
     def least(self, table: PlanTable) -> Column:
         return least_device_bytes(Case(self.model, self.cluster, self.job), table)
@@ -69,14 +70,24 @@ class Equations:
         from ..cost.step import screen
         from ..cost.traffic import traffic
 
-        return screen(self.model, self.cluster, self.job, table, traffic(self.model, self.cluster, self.job, table)).step_s
+        return self.factor * screen(self.model, self.cluster, self.job, table, traffic(self.model, self.cluster, self.job, table)).step_s
 
     def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
         from ..cost.step import exact
         from ..cost.traffic import traffic
 
         found = exact(self.model, self.cluster, self.job, table, traffic(self.model, self.cluster, self.job, table))
-        return found.step_s, found.breakdown
+        return self.factor * found.step_s, {k: self.factor * c for k, c in found.breakdown.items()}
+
+
+def calibrated(measured_over_predicted: float) -> type[Equations]:
+    """The equations with every step time multiplied by a profile's factor."""
+
+    @dataclass(frozen=True)
+    class Calibrated(Equations):
+        factor: float = measured_over_predicted
+
+    return Calibrated
 
 
 def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
