@@ -83,7 +83,8 @@ class StageProgram(Program):
         width = self.hidden
         low = torch.float32 if self.autocast else self.low
         ids = torch.zeros(self.batch, self.seq, dtype=torch.long)
-        hidden = torch.zeros(self.batch, self.seq, width, dtype=low)
+        split = self.tp if s.get("sequence_parallel") else 1  # the boundary lies in the sequence region
+        hidden = torch.zeros(self.batch, self.seq // split, width, dtype=low)
         out = torch.zeros(self.batch, self.seq, self.vocabulary, dtype=low) if last else hidden
         stage = PipelineStage(
             module,

@@ -18,7 +18,7 @@ import trainwright as tw
 ROWS = [json.loads(line) for line in (Path(__file__).parents[1] / "data" / "truth_memory_more.jsonl").read_text().splitlines()]
 SLACK = 8192  # bytes: step counters, scalars; and messages below it (a gradient norm) are not counted
 STILL_OFF: dict[str, str] = {
-    "one-llama-math-bf16": "sdpa-math is counted as eager attention; PyTorch's copies inputs to fp32",
+
     "tp2-llama-sp-wide-sgdm-foreach": "the momentum of a split embedding has the layout of its gradient: whole",
     "r14-flora-qwen3-bf16-core-eager-b1A1": "attention under its own checkpoint with LoRA: one tensor of 16 KiB too much in backward",
 }

@@ -126,6 +126,11 @@ def scale(r: Run, a: Tensor) -> Tensor:
     return r.op("scale", [a], a.elements, a.dtype, back)
 
 
+def plus_constant(r: Run, a: Tensor) -> Tensor:
+    """``a + mask``: a tensor of its own; the gradient passes."""
+    return r.op("add", [a], a.elements, a.dtype, lambda r, saved, g: [g])
+
+
 def activation(r: Run, x: Tensor, function: str) -> Tensor:
     """silu, gelu, relu: the input is saved (relu: the output); one kernel each way. relu2 squares: its relu is saved as well."""
 

@@ -87,6 +87,7 @@ CONDITIONS: dict[str, Callable[[Columns], IntColumn]] = {
     "one micro-batch": lambda c: 1 - c.accumulated,
     "adding to shards": lambda c: c.summed,
     "first shards": lambda c: 1 - c.summed,
+    "three micro-batches": lambda c: (c.microbatches > 2).astype(np.int64),
     "several sequences": lambda c: (c.batch > 1).astype(np.int64),
     "replicas": lambda c: (c.replicas > 1).astype(np.int64),
 }
@@ -170,6 +171,10 @@ class Symbols:
         if not self.tensor_parallel:
             return self.symbol("batch seq full_seq", lambda c: c.tokens * c.full_seq, heads * factor)
         return self.symbol(f"batch ceil({heads}/tp) seq full_seq", lambda c: c.tokens * c.full_seq * ceil_div(heads, c.tp), factor)
+
+    def mask(self) -> Size:
+        """Queries x keys of one sequence."""
+        return self.symbol("seq full_seq", lambda c: c.seq * c.full_seq)
 
     def padded_rows(self, heads: int, factor: int = 1) -> Size:
         """Statistics of memory-efficient attention: batch x local heads x queries rounded up to 32."""

@@ -15,6 +15,7 @@ from .blocks import WIDE_ROTARY, run_block
 from .checkpoint import checkpoint, selective_cache
 from .fsdp import Fsdp, Group, shrink
 from .machine import PART, Parameter, Run, Storage, Tape, Tensor
+from .math_attention import math_attention
 from .optimizer import step_optimizer
 from .setup import Setup, reduces_every_micro_batch
 from .sizes import Size, Symbols, times
@@ -141,6 +142,7 @@ class Step:
         sent = self._sent()
         self._micro_batch()
         sent.clear()
+        self._end_of_backward()
         if self.fsdp is not None and self.fsdp.piped:
             self.fsdp.reduce_all()
         self.tape.mark("after backward")
@@ -198,10 +200,31 @@ class Step:
         one."""
         setup = self.setup
         for p in self.parameters():
-            if setup.job.optimizer_in_backward or (setup.ddp and setup.variant.data):
+            if setup.job.optimizer_in_backward:
                 p.on_grad = _forget
+            elif self._buckets:
+                p.on_grad = self._to_bucket
             elif self.fsdp is None or not self.fsdp.reduce_cast:
                 p.on_grad = self._shrink
+
+    @property
+    def _buckets(self) -> bool:
+        return self.setup.ddp and self.setup.variant.data
+
+    def _to_bucket(self, p: Parameter) -> None:
+        """The last micro-batch's gradient goes into its bucket and what it was added to is free; in one between first and last that stays."""
+        p.grad = None
+        if p.accumulated is not None:
+            p.accumulated.become(self.symbols.when(p.accumulated.size, "three micro-batches"))
+
+    def _end_of_backward(self) -> None:
+        if not self._buckets or self.setup.job.optimizer_in_backward:
+            return
+        for layer, params in [(ENDS_BEFORE, self.root), *enumerate(self.layer_params)]:
+            self.tape.at("finish", layer)
+            for p in params.values():
+                p.accumulated = None
+            self.tape.touch("end of backward")
 
     def _shrink(self, p: Parameter) -> None:
         shrink(self.symbols, p)
@@ -444,6 +467,8 @@ class Step:
                 return ops.sdpa(r, q, k, v, out, s.padded_rows(op.heads), "efficient", s.one(16))
             many = self.setup.variant.batched  # one sequence: batch and heads merge without a copy
             loose = (many, many and (not repeats or view), many and (not repeats or view))
+            if kind == "sdpa-math":
+                return math_attention(r, q, k, v, s.scores(op.heads), s.mask(), out, loose)
             return ops.eager_attention(r, q, k, v, out, s.scores(op.heads), loose)
 
         return core
