@@ -115,7 +115,9 @@ def test_another_gpu_or_framework_keeps_its_prediction() -> None:
     assert tw.estimate(SPEC, profile=profile).step_s == tw.estimate(SPEC).step_s
 
 
-@pytest.mark.parametrize("text", ["", "x", "[factor]\n", '[[factor]]\ngpu = "h"\n', '[[factor]]\ngpu = "h"\nframework = "ddp"\nfactor = 99\n'])
+@pytest.mark.parametrize(
+    "text", ["", "x", "[factor]\n", '[[factor]]\ngpu = "h"\n', '[[factor]]\ngpu = "h"\nframework = "ddp"\nfactor = 99\n']
+)
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.toml").write_text(text)
     with pytest.raises(tw.SpecError):

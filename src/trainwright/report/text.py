@@ -22,6 +22,7 @@ NARROW = 100
 FILLS = "█▓▒░▚▞▙▜"
 COLORS = ("blue", "cyan", "magenta", "yellow", "green", "red", "white", "bright_black")
 ALWAYS = ("TP", "PP", "DP", "MBS", "Tokens/s/GPU", "Step s", "GiB")  # shown even where every plan says the same
+TRIVIAL = tuple((c, 1) for c in ("CP", "VP", "EP"))
 DROP_WHEN_NARROW = ("GPUs", "GBS", "Seq", "VP", "CP", "Schedule", "Offload", "TFLOP/s/GPU", "USD")
 SHORT = {"Tokens/s/GPU": "tok/s/GPU", "TFLOP/s/GPU": "TFLOP/s", "Recompute": "Recomp."}
 
@@ -62,7 +63,7 @@ def ranking_table(estimates: Iterable[Estimate], console: Console) -> None:
     shared = {c: rows[0][c] for c in rows[0] if len({str(r[c]) for r in rows}) == 1 and c not in ALWAYS} if len(rows) > 1 else {}
     columns = [c for c in rows[0] if c not in shared and not (console.width < NARROW and c in DROP_WHEN_NARROW)]
     if shared:
-        alike = ", ".join(f"{c} {_cell(v)}" for c, v in shared.items() if v not in (None, "-"))
+        alike = ", ".join(f"{c} {_cell(v)}" for c, v in shared.items() if v not in (None, "-", "none") and (c, v) not in TRIVIAL)
         console.print(f"All of them: {alike}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right")
@@ -121,7 +122,7 @@ def memory_text(console: Console, e: Estimate, explain: bool = False, head: bool
         f"\n{words}: {format_bytes(e.needed_bytes)} of {format_bytes(e.capacity_bytes)} on the fullest GPU (pipeline rank {m['pipeline_rank']}). "
         f"Allocated {format_bytes(m['peak_bytes'] - m['breakdown']['framework'])}, reserved {format_bytes(m['reserved_bytes'])}, "
         f"on the device {format_bytes(m['device_bytes'])}. Peak in {m['peak_phase']}"
-        + (f", {m['peak_moment']}." if m["peak_moment"] else ".")
+        + (f", at {moment}." if (moment := m["peak_moment"].removeprefix(f"{m['peak_phase']}: ")) else ".")
     )
     bar(console, "memory at the peak", m["breakdown"], max(e.capacity_bytes, m["peak_bytes"]), format_bytes)
     console.print("by phase (tensors): " + ", ".join(f"{p} {format_bytes(m['phases'][p])}" for p in PHASES))
@@ -176,7 +177,7 @@ def run_text(console: Console, e: Estimate) -> None:
 def bar(console: Console, title: str, parts: Mapping[str, float], total: float, show: object) -> None:
     """Parts of a total as one bar and a legend; told apart by fill and letter, not by color alone."""
     width = max(20, min(console.width - 2, 110))
-    shown = [(k, v) for k, v in parts.items() if v > 0]
+    shown = [(k, v) for k, v in parts.items() if v > 1e-6 * total]  # what is less is rounding
     line, legend = Text(), Text()
     used = 0
     for n, (name, value) in enumerate(shown):
