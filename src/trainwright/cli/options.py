@@ -165,13 +165,15 @@ def _put(document: dict[str, Any], key: str, value: Any) -> None:
         current = document.get("cluster")
         document["cluster"] = {**(current if isinstance(current, dict) else {}), **parse_cluster(value)}
         return
-    section, _, name = key.partition(".")
-    current = document.setdefault(section, {})
-    if isinstance(current, str) and section == "cluster":
-        current = document[section] = parse_cluster(current)
-    if not isinstance(current, dict):
-        raise SpecError(f"{section} is no table", key)
-    current[name] = value
+    if isinstance(document.get("cluster"), str) and key.startswith("cluster."):
+        document["cluster"] = parse_cluster(document["cluster"])
+    *path, name = key.split(".")
+    place: Any = document
+    for section in path:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise SpecError(f"{section} is no table", key)
+    place[name] = value
 
 
 def _value(name: str, value: Any) -> Any:
