@@ -13,6 +13,11 @@ from trainwright.frameworks import FRAMEWORKS
 from trainwright.resolve import Run, resolve
 from trainwright.search.constraints import check_plan
 
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "deepspeed": [{}, {"overlap_comm": False}, {"reduce_bucket_size": 10**7, "round_robin_gradients": True}],
+    "megatron": [{}, {"overlap_grad_reduce": False}, {"exp_avg_dtype": "bf16"}],
+    "fsdp2": [{}, {}, {"no_sync": True}],
+}
 MODELS = ("llama-3.1-8b", "qwen3-1.7b", "gpt2-xl", "qwen3-30b-a3b")
 BY_HAND: dict[str, dict[str, Any]] = {
     "torchtitan": {"strategy": {"framework": "fsdp2", "tp": 2, "pp": 2, "recompute": "selective"}},
@@ -56,6 +61,7 @@ def documents(draw: st.DrawFn, framework: str | None = None) -> dict[str, Any]:
         "compile": draw(st.booleans()), "async_tp": draw(st.booleans()) and axis["tp"] > 1, "cuda_graphs": draw(st.sampled_from([False, False, True])),
         "reshard_root": draw(st.booleans()),
         "sequence_parallel": axis["tp"] > 1 and draw(st.booleans()),
+        "options": draw(st.sampled_from(OPTIONS.get(name, [{}]))),
     }  # fmt: skip
     training = {
         "seq_len": draw(st.sampled_from([1024, 4096])),

@@ -10,6 +10,7 @@ import pytest
 
 from trainwright.cli import main
 from trainwright.cli.emit import write_all
+from trainwright.emit import TARGETS
 from trainwright.errors import SpecError
 
 LINE = ["emit", "llama-3.1-8b", "--on", "16xH100", "--recompute", "full"]
@@ -61,3 +62,10 @@ def test_an_older_torchtitan_gets_its_toml(tmp_path: Path):
     assert run("--to", "torchtitan", "--torchtitan-version", "0.2.0", "-o", str(tmp_path / "old")) == 0
     assert (tmp_path / "old" / "train.toml").exists()
     assert run("--to", "torchtitan", "--torchtitan-version", "latest", "-o", str(tmp_path / "new")) == 2
+
+
+def test_the_help_names_every_target(capsys):
+    with pytest.raises(SystemExit):
+        main(["emit", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()
+    assert set(TARGETS) <= set(words)

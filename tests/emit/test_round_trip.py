@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -12,14 +14,16 @@ from trainwright.emit import TARGETS, Options, settled
 from trainwright.emit.base import dig, put
 from trainwright.emit.fields import left, says
 from trainwright.emit.nearest import mended, refused
+from trainwright.emit.yaml import load as load_yaml
+from trainwright.errors import SpecError
 from trainwright.resolve import resolve
 from trainwright.search.constraints import check_plan
 
-from .cases import documents, flat, legal, same
+from .cases import BY_HAND, documents, flat, legal, run_of, same
 
 NEEDS_YAML = ("accelerate", "kubernetes", "skypilot")
 FRAMEWORK = {"torchtitan": "fsdp2", "megatron": "megatron", "deepspeed": "deepspeed", "fsdp": "fsdp2"}
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=int(os.environ.get("TRAINWRIGHT_EXAMPLES", "10")), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
@@ -50,6 +54,55 @@ def test_plan_to_files_to_plan(name):
         assert target.write(second, Options()) == files
 
     check()
+
+
+def test_the_toml_of_older_torchtitans():
+    target, options = TARGETS["torchtitan"], Options(torchtitan_version="0.2.2")
+
+    @QUICK
+    @given(documents("fsdp2"))
+    def check(document):
+        run = legal(document)
+        assume(run is not None)
+        run = mended(run, target)
+        try:
+            files = target.write(run, options)
+        except SpecError as error:
+            assert error.where in ("training.loss", "strategy.sequence_parallel", "strategy.cuda_graphs")
+            return
+        found = target.read(files)
+        for field in says(target, run):
+            assert same(field, dig(found, field), run), field
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "trainer", "fsdp", "accelerate", "kubernetes", "skypilot"])
+def test_readers_take_what_people_write(name):
+    """Every value in turn replaced by "auto", null, a list: never a crash, and what is left is still read."""
+    target, run = TARGETS[name], run_of(BY_HAND[name])
+    files = target.write(settled(run, target), Options())
+    for file in [f for f in files if f.endswith((".json", ".yaml")) and f not in ("config.json", "configmap.yaml")]:
+        if file.endswith(".yaml"):
+            pytest.importorskip("yaml")
+        document = json.loads(files[file]) if file.endswith(".json") else load_yaml(files[file])
+        for path in list(paths(document)):
+            for value in ("auto", None, [], -1, {}):
+                changed = copy.deepcopy(document)
+                *outer, last = path
+                inner = changed
+                for key in outer:
+                    inner = inner[key]
+                inner[last] = value
+                found = target.read({**files, file: json.dumps(changed)})
+                assert found is None or isinstance(found, dict)
+
+
+def paths(document, before=()):
+    for key, value in document.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*before, key))
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

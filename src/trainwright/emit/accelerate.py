@@ -7,7 +7,7 @@ from typing import Any
 
 from ..resolve import Run
 from . import deepspeed, trainer
-from .base import Files, Limit, Options, Target, only, said, when
+from .base import Files, Limit, Options, Target, only, said, table, when, whole
 from .common import no_axis
 from .environment import settings
 from .launch import world
@@ -116,12 +116,12 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
     if not isinstance(document, dict) or "distributed_type" not in document:
         return None
     base = (deepspeed.read({k: v for k, v in files.items() if k == deepspeed.CONFIG}) or {}) if document.get("deepspeed_config") else {}
-    nodes, processes = document.get("num_machines", 1), document.get("num_processes")
+    nodes, processes = whole(document.get("num_machines"), 1), whole(document.get("num_processes"))
     fields: dict[str, Any] = {"cluster.nodes": nodes, "cluster.gpus_per_node": processes // nodes if processes and nodes else None}
-    fields["strategy.compile"] = bool((document.get("dynamo_config") or {}).get("dynamo_backend"))
+    fields["strategy.compile"] = bool(table(document.get("dynamo_config")).get("dynamo_backend"))
     kind = document["distributed_type"]
     if kind in ("FSDP", "MULTI_GPU"):
-        fields["training.precision"] = "fp32" if document.get("mixed_precision") in ("no", None) else document["mixed_precision"]
+        fields["training.precision"] = "fp32" if document.get("mixed_precision") in ("no", None) else str(document["mixed_precision"])
         fields |= _read_fsdp(document, world(fields)) if kind == "FSDP" else _ddp(world(fields))
     return trainer.merged(base, said(fields))
 
@@ -134,13 +134,13 @@ def _ddp(dp: int | None) -> dict[str, Any]:
 
 
 def _read_fsdp(document: dict[str, Any], gpus: int | None) -> dict[str, Any]:
-    inner = document.get("fsdp_config") or {}
-    degrees = document.get("parallelism_config") or {}
-    second = int(inner.get("fsdp_version", 1)) == 2
+    inner = table(document.get("fsdp_config"))
+    degrees = table(document.get("parallelism_config"))
+    second = inner.get("fsdp_version", 1) == 2
     strategy = inner.get("fsdp_reshard_after_forward", inner.get("fsdp_sharding_strategy", True))
-    sharding = "zero3" if strategy in (True, "FULL_SHARD", "HYBRID_SHARD") else "zero2"
-    replicate = degrees.get(PREFIX + "dp_replicate_size", 1) if second else _replicas(strategy, document)
-    tp, cp = degrees.get(PREFIX + "tp_size", 1), degrees.get(PREFIX + "cp_size", 1)
+    sharding = "zero3" if strategy not in (False, "SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") else "zero2"
+    replicate = whole(degrees.get(PREFIX + "dp_replicate_size"), 1) if second else _replicas(strategy, document)
+    tp, cp = whole(degrees.get(PREFIX + "tp_size"), 1), whole(degrees.get(PREFIX + "cp_size"), 1)
     dp = gpus // (tp * cp) if gpus else None
     return {
         "strategy.framework": "fsdp2" if second else "fsdp1",
@@ -156,9 +156,9 @@ def _read_fsdp(document: dict[str, Any], gpus: int | None) -> dict[str, Any]:
     }
 
 
-def _replicas(strategy: object, document: dict[str, Any]) -> int:
+def _replicas(strategy: object, document: dict[str, Any]) -> Any:
     """FSDP1's hybrid strategies shard inside a node and replicate over nodes."""
-    return int(document.get("num_machines", 1)) if str(strategy).startswith("HYBRID") else 1
+    return whole(document.get("num_machines"), 1) if str(strategy).startswith("HYBRID") else 1
 
 
 LIMITS = (

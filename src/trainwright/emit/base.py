@@ -111,6 +111,16 @@ def put(document: dict[str, Any], field: str, value: Any) -> None:
         document[last] = value
 
 
+def whole(found: Any, otherwise: Any = None) -> Any:
+    """A whole number, or `otherwise` where something else stands ("auto", null, a list)."""
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else otherwise
+
+
+def table(found: Any) -> dict[str, Any]:
+    """A mapping, an empty one where something else stands."""
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
 def said(fields: Mapping[str, Any]) -> dict[str, Any]:
     """{"strategy.tp": 8} -> {"strategy": {"tp": 8}}; fields that are None are left out."""
     document: dict[str, Any] = {}

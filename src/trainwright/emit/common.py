@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 
 from ..resolve import Run
@@ -40,6 +41,17 @@ def plain_layers(why: str) -> tuple[Limit, ...]:
     )
 
 
+def options_among(names: Iterable[str], why: str) -> Limit:
+    """The framework's own knobs that the target has a place for."""
+    known = tuple(names)
+    return Limit(
+        "strategy.options",
+        lambda run: all(name in known for name, _ in run.plan.structure.options),
+        why,
+        lambda run: {"strategy.options": {k: v for k, v in run.plan.structure.options if k in known}},
+    )
+
+
 def no_axis(*axes: str, why: str) -> tuple[Limit, ...]:
     """Degrees that the target cannot raise above 1."""
     return tuple(only(f"strategy.{axis}", [1], why) for axis in axes)
@@ -50,4 +62,4 @@ def gradient_like(run: Run) -> str:
     return "fp32" if run.job.precision == "fp32" else run.job.precision
 
 
-__all__ = ["gradient_like", "no_axis", "nothing_but_full_precision", "plain_layers", "steps", "tokens_of"]
+__all__ = ["gradient_like", "no_axis", "nothing_but_full_precision", "options_among", "plain_layers", "steps", "tokens_of"]

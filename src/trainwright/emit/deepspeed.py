@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..resolve import Run
-from .base import Changes, Files, Limit, Options, Setting, Target, only, said, when
-from .common import nothing_but_full_precision, plain_layers
+from .base import Changes, Files, Limit, Options, Setting, Target, only, said, table, when, whole
+from .common import nothing_but_full_precision, options_among, plain_layers
 from .environment import settings
 from .launch import Program, launched, script
 
@@ -135,24 +135,23 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _fields(document: dict[str, Any]) -> dict[str, Any]:
-    zero = document.get("zero_optimization") or {}
-    batch, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
-    accumulation = document.get("gradient_accumulation_steps", 1)
-    stage = int(zero.get("stage", 0))
-    sharding = {v: k for k, v in STAGES.items()}.get(stage)
-    numbers = all(isinstance(n, int) for n in (batch, micro, accumulation))
-    dp = batch // (micro * accumulation) if numbers and batch % (micro * accumulation) == 0 else None
-    kind = str((document.get("optimizer") or {}).get("type", "")).lower()
-    cp = document.get("sequence_parallel_size", 1)
-    enabled = [p for p in ("bf16", "fp16") if (document.get(p) or {}).get("enabled") is True]
+    zero = table(document.get("zero_optimization"))
+    batch, micro = whole(document.get("train_batch_size")), whole(document.get("train_micro_batch_size_per_gpu"))
+    accumulation = whole(document.get("gradient_accumulation_steps", 1))
+    sharding = {v: k for k, v in STAGES.items()}.get(zero.get("stage", 0)) if isinstance(zero.get("stage", 0), int) else None
+    known = batch and micro and accumulation and batch % (micro * accumulation) == 0
+    dp = batch // (micro * accumulation) if known else None
+    kind = str(table(document.get("optimizer")).get("type", "")).lower()
+    cp = whole(document.get("sequence_parallel_size"), 1)
+    enabled = [p for p in ("bf16", "fp16") if table(document.get(p)).get("enabled") is True]
     return {
         "strategy.framework": "deepspeed",
         "strategy.sharding": sharding,
         "strategy.dp": dp,
         "strategy.dp_shard": 1 if sharding == "none" else dp,
         "strategy.dp_replicate": dp if sharding == "none" else 1,
-        "strategy.tp": (document.get("tensor_parallel") or {}).get("autotp_size", 1),
-        "strategy.pp": (document.get("pipeline") or {}).get("stages", 1),
+        "strategy.tp": whole(table(document.get("tensor_parallel")).get("autotp_size"), 1),
+        "strategy.pp": whole(table(document.get("pipeline")).get("stages"), 1),
         "strategy.cp": cp,
         "strategy.cp_kind": "ulysses" if cp > 1 else None,
         "strategy.micro_batch_size": micro,
@@ -160,18 +159,27 @@ def _fields(document: dict[str, Any]) -> dict[str, Any]:
         "strategy.options": {k: v for k, v in zero.items() if k not in _STRUCTURAL},
         "training.global_batch_size": batch,
         "training.precision": enabled[0] if enabled else "fp32",
-        "training.gradient_dtype": (document.get("data_types") or {}).get("grad_accum_dtype"),
+        "training.gradient_dtype": table(document.get("data_types")).get("grad_accum_dtype"),
         "training.optimizer": {v.lower(): k for k, v in OPTIMIZERS.items()}.get(kind),
     }
 
 
+# What `strategy.options` may hold: keys of zero_optimization that DeepSpeed knows (it refuses others) and that say nothing else of the plan.
+ZERO_KEYS = (
+    "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size",
+    "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params",
+    "stage3_allgather_sequential", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients", "zero_hpz_partition_size",
+    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "memory_efficient_linear",
+    "pipeline_loading_checkpoint", "override_module_apply", "log_trace_cache_warnings", "compute_grad_norm",
+)  # fmt: skip
 _STRUCTURAL = ("stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save")
 
 
 def _read_offload(zero: dict[str, Any]) -> str:
     for key, word in (("offload_param", "params"), ("offload_optimizer", "optimizer")):
-        device = (zero.get(key) or {}).get("device", "none")
-        if device != "none":
+        device = table(zero.get(key)).get("device", "none")
+        if device in ("cpu", "nvme"):
             return f"{word}-{device}"
     return "none"
 
@@ -186,6 +194,12 @@ def _adam_on_cpu(run: Run) -> list[Setting]:
             "DeepSpeedCPUAdam is compiled on first use: a toolkit of another minor version than torch's would refuse",
         )
     ]
+
+
+def _heads_divide(run: Run) -> bool:
+    """Ulysses gives each rank whole heads."""
+    ranks = run.plan.cp * run.plan.tp
+    return run.model.heads % ranks == 0 and run.model.kv_heads % ranks == 0
 
 
 def _zero3_for_nvme(run: Run) -> bool:
@@ -205,7 +219,12 @@ LIMITS = (
             lambda run: {"strategy.dp_replicate": 1},
         ),
     ),
-    when(lambda run: run.plan.cp > 1, only("strategy.cp_kind", ["ulysses"], "splits sequences by Ulysses' all-to-all")),
+    Limit(
+        "strategy.cp_kind",
+        lambda run: run.plan.cp == 1 or run.plan.structure.cp_kind == "ulysses",
+        "splits sequences by Ulysses' all-to-all",
+        lambda run: {"strategy.cp_kind": "ulysses"} if _heads_divide(run) else {"strategy.cp": 1},
+    ),
     only("training.precision", ["bf16", "fp16", "fp32"], "has no key for this format"),
     nothing_but_full_precision("keeps fp32 masters beside 16-bit weights"),
     only("training.optimizer", list(OPTIMIZERS), "builds AdamW and Lion itself"),
@@ -219,6 +238,7 @@ LIMITS = (
         "moves parameters, and anything to NVMe, at ZeRO-3 only",
         lambda run: {"strategy.sharding": "zero3"} if run.plan.pp == 1 else {"strategy.offload": "none"},
     ),
+    options_among(ZERO_KEYS, "knows no such key of zero_optimization"),
     *plain_layers("runs kernels one by one"),
 )
 TARGET = Target(

@@ -8,8 +8,8 @@ from importlib import resources
 from typing import Any
 
 from ..resolve import Run
-from .base import Files, Limit, Options, Target, only, said
-from .common import no_axis, plain_layers, steps, tokens_of
+from .base import Files, Limit, Options, Target, only, said, whole
+from .common import no_axis, options_among, plain_layers, steps, tokens_of
 from .environment import settings
 from .launch import Program, launched, script
 
@@ -76,7 +76,9 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
     fields: dict[str, Any] = launched(files)
     fields |= {f"training.{k}": training.get(k) for k in TRAINING}
     fields |= {f"strategy.{k}": strategy.get(k) for k in STRATEGY}
-    fields["training.tokens"] = tokens_of(plan.get("steps"), training.get("global_batch_size"), training.get("seq_len"))
+    fields["training.tokens"] = tokens_of(
+        whole(plan.get("steps")), whole(training.get("global_batch_size")), whole(training.get("seq_len"))
+    )
     return said(fields)
 
 
@@ -107,6 +109,7 @@ LIMITS = (
     only("training.dropout", [0.0], "trains without dropout"),
     only("training.packing", [False], "attends over the whole sequence"),
     only("training.moe_capacity_factor", [None], "drops no token"),
+    options_among(("no_sync",), "reads no such option"),
     *plain_layers("runs the modules of transformers as they are"),
 )
 TARGET = Target(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..resolve import Run
 from . import engines
-from .base import Files, Options, Target, said
+from .base import Files, Options, Target, said, table, whole
 from .environment import settings
 from .yaml import dump, load
 
@@ -79,10 +79,11 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
     document = load(files[JOB], JOB)
     if not isinstance(document, dict) or document.get("kind") != "TrainJob":
         return None
-    trainer = (document.get("spec") or {}).get("trainer") or {}
-    nodes, gpus = trainer.get("numNodes", 1), trainer.get("numProcPerNode")
-    held = (load(files[MAP], MAP) or {}).get("data", {}) if MAP in files else {}
-    words = shlex.join(str(w).replace("$$(", "$(") for w in trainer.get("args") or [])
+    trainer = table(table(document.get("spec")).get("trainer"))
+    nodes, gpus = whole(trainer.get("numNodes"), 1), whole(trainer.get("numProcPerNode"))
+    held = table(table(load(files[MAP], MAP)).get("data")) if MAP in files else {}
+    given = trainer.get("args")
+    words = shlex.join(str(w).replace("$$(", "$(") for w in (given if isinstance(given, list) else []))
     found = engines.read_launched(held, words, nodes, gpus) or {}
     return found | said({"cluster.nodes": nodes, "cluster.gpus_per_node": gpus})
 

@@ -13,7 +13,7 @@ from ..cost.stages import layers_per_stage
 from ..frameworks import FRAMEWORKS
 from ..resolve import Run
 from .base import Files, Limit, Options, Target, only, said, when
-from .common import no_axis, nothing_but_full_precision, steps, tokens_of
+from .common import no_axis, nothing_but_full_precision, options_among, steps, tokens_of
 from .environment import one_connection, settings
 from .launch import Flags, Program, launched, script, world
 from .megatron_model import FAMILIES, architecture
@@ -83,6 +83,27 @@ def _overlap(run: Run) -> Flags:
     return flags
 
 
+# Options that are flags of their own: types of the optimizer's states, overlap of the experts' traffic.
+KNOBS = {
+    "main_grads_dtype": "--main-grads-dtype",
+    "main_params_dtype": "--main-params-dtype",
+    "exp_avg_dtype": "--exp-avg-dtype",
+    "exp_avg_sq_dtype": "--exp-avg-sq-dtype",
+    "overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
+}
+OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
+
+
+def knobs(run: Run) -> Flags:
+    flags: Flags = []
+    for name, value in run.plan.structure.options:
+        if name in KNOBS and value is not False:
+            flags.append((KNOBS[name], value))
+    if any(name.endswith("_dtype") for name, _ in run.plan.structure.options) and run.plan.structure.offload != "optimizer-cpu":
+        flags.append(("--use-precision-aware-optimizer", True))
+    return flags
+
+
 def memory(run: Run) -> Flags:
     s = run.plan.structure
     flags: Flags = []
@@ -149,7 +170,7 @@ def training(run: Run, options: Options) -> Flags:
 
 
 def arguments(run: Run, options: Options) -> Flags:
-    return [*architecture(run), *parallelism(run), *memory(run), *numbers(run), *training(run, options)]
+    return [*architecture(run), *parallelism(run), *knobs(run), *memory(run), *numbers(run), *training(run, options)]
 
 
 def program(run: Run, options: Options) -> Program:
@@ -192,8 +213,11 @@ def _fields(flags: dict[str, list[str]], fields: dict[str, Any]) -> dict[str, An
     chunks = number(flags, "--num-virtual-stages-per-pipeline-rank") or (len(counts) // degrees["pp"] if counts else 1)
     batch, seq_len = number(flags, "--global-batch-size"), number(flags, "--seq-length")
     fields |= {f"strategy.{axis}": size for axis, size in degrees.items()}
+    options: dict[str, Any] = {k: f"--{k.replace('_', '-')}" in flags for k in OVERLAPS}
+    options |= {k: flags[flag][0] if flags[flag] else True for k, flag in KNOBS.items() if flag in flags}
     return fields | _read_numbers(flags) | _read_memory(flags) | {
         "strategy.framework": "megatron",
+        "strategy.options": options,
         "strategy.sharding": sharding,
         "strategy.dp": dp,
         "strategy.dp_replicate": replicate,
@@ -297,6 +321,11 @@ LIMITS = (
     when(lambda run: run.plan.structure.offload == "activations-cpu", only("strategy.recompute", ["none"], "offloads activations or recomputes them")),
     when(lambda run: run.plan.structure.offload == "optimizer-cpu", only("strategy.sharding", ["zero1"], "offloads the distributed optimizer")),
     only("strategy.offload", ["none", "optimizer-cpu", "activations-cpu"], "has no such offload"),
+    when(
+        lambda run: any(name.endswith("_dtype") for name, _ in run.plan.structure.options),
+        only("strategy.sharding", ["zero1"], "has other types of optimizer states in the distributed optimizer only"),
+    ),
+    options_among((*KNOBS, *OVERLAPS), "is given no such option here"),
 )  # fmt: skip
 TARGET = Target(
     name="megatron",
@@ -309,14 +338,14 @@ TARGET = Target(
         "cluster.nodes", "cluster.gpus_per_node",
         *(f"strategy.{k}" for k in (
             "framework", "sharding", "dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "virtual_stages",
-            "schedule", "micro_batch_size", "recompute", "recompute_every", "recompute_modules", "attention", "offload", "cuda_graphs", "fp8_params",
+            "schedule", "micro_batch_size", "recompute", "recompute_every", "recompute_modules", "attention", "offload", "cuda_graphs", "fp8_params", "options",
         )),
         *(f"training.{k}" for k in (
             "seq_len", "global_batch_size", "tokens", "precision", "gradient_dtype", "optimizer", "loss", "dropout", "moe_capacity_factor",
         )),
     ),
     leaves=(
-        "training.loss_chunks", "training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.reshard_root", "strategy.options",
+        "training.loss_chunks", "training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.reshard_root",
         "strategy.cp_kind", "strategy.layers_per_stage", "training.fp8_recipe",
     ),
     install=lambda run, options: "`git clone https://github.com/NVIDIA/Megatron-LM` in NVIDIA's PyTorch container",

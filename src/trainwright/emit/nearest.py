@@ -14,6 +14,7 @@ from .base import Changes, Limit, Target, get, put
 from .fields import limits
 
 SECTIONS = ("training", "strategy")
+STAGES = ("none", "zero1", "zero2", "zero3")
 ROUNDS = 40
 
 
@@ -76,7 +77,7 @@ def settle(document: dict[str, Any], run: Run) -> None:
     s, t = document["strategy"], document["training"]
     framework = FRAMEWORKS[s["framework"]]
     if s["framework"] != run.plan.structure.framework:
-        _suit_framework(document, framework)
+        _suit_framework(document, framework, run.model.kv_heads)
     if s["pp"] == 1:
         s |= {"virtual_stages": 1, "schedule": "1f1b"}
         s.pop("layers_per_stage", None)
@@ -99,7 +100,7 @@ def settle(document: dict[str, Any], run: Run) -> None:
     s["micro_batch_size"], t["global_batch_size"] = micro, batch
 
 
-def _suit_framework(document: dict[str, Any], framework: Any) -> None:
+def _suit_framework(document: dict[str, Any], framework: Any, kv_heads: int) -> None:
     """Another engine: what the old one had and this one lacks takes this one's default."""
     s, t = document["strategy"], document["training"]
     if s["sharding"] not in framework.shardings:
@@ -111,6 +112,10 @@ def _suit_framework(document: dict[str, Any], framework: Any) -> None:
     for axis in ("tp", "pp", "cp", "ep"):
         if axis not in framework.axes:
             s[axis] = 1
+    if not framework.replicates_kv_heads:
+        s["tp"] = gcd(s["tp"], kv_heads)
+    if s["pp"] > 1 and s["sharding"] in STAGES[framework.pipeline_zero_stage + 1 :]:
+        s["sharding"] = STAGES[framework.pipeline_zero_stage]
     s["options"] = {}
     t["loss"] = str(framework.defaults.get("loss", "plain"))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..resolve import Run
 from . import engines
-from .base import Files, Limit, Options, Target, said
+from .base import Files, Limit, Options, Target, said, table, whole
 from .environment import settings
 from .launch import program_text
 from .shell import Raw, command
@@ -63,10 +63,10 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
     if TASK not in files:
         return None
     document = load(files[TASK], TASK)
-    if not isinstance(document, dict) or "accelerators" not in (document.get("resources") or {}):
+    if not isinstance(document, dict) or "accelerators" not in table(document.get("resources")):
         return None
     kind, _, count = str(document["resources"]["accelerators"]).partition(":")
-    nodes, gpus = document.get("num_nodes", 1), int(count) if count.isdigit() else 1
+    nodes, gpus = whole(document.get("num_nodes"), 1), int(count) if count.isdigit() else 1
     _, port, words = str(document.get("run", "")).partition("--master-port")  # what stands before it is the launcher's own
     found = engines.read_launched(files, port + words, nodes, gpus) or {}
     names = [k for k, v in ACCELERATORS.items() if v == kind]

@@ -11,72 +11,16 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-import tomli_w
-
-from ..cost.stages import layers_per_stage
-from ..errors import SpecError
 from ..resolve import Run
 from .base import Files, Limit, Options, Target, only, said, when
-from .common import steps, tokens_of
+from .common import options_among, tokens_of
 from .environment import settings
 from .launch import Flags, Program, launched, script, world
 from .shell import flags_of, number
+from .torchtitan_plan import BILLIONS, CONVERTERS, DEGREES, FLAVORS, PRESETS, SCHEDULES, is_old, sections, stage_layers
+from .torchtitan_toml import read_quantize, toml
 
 MODULE, TOML = "plan_config.py", "train.toml"
-# catalogue id -> (module, flavor) of torchtitan/models
-FLAVORS: dict[str, tuple[str, str]] = {
-    "llama-3.2-1b": ("llama3", "1B"), "llama-3.2-3b": ("llama3", "3B"), "llama-3.1-8b": ("llama3", "8B"), "llama-3-8b": ("llama3", "8B"),
-    "llama-3.1-70b": ("llama3", "70B"), "llama-3-70b": ("llama3", "70B"), "llama-3.3-70b": ("llama3", "70B"), "llama-3.1-405b": ("llama3", "405B"),
-    "qwen3-0.6b": ("qwen3", "0.6B"), "qwen3-1.7b": ("qwen3", "1.7B"), "qwen3-4b": ("qwen3", "4B"), "qwen3-8b": ("qwen3", "8B"),
-    "qwen3-14b": ("qwen3", "14B"), "qwen3-32b": ("qwen3", "32B"), "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
-    "gpt-oss-20b": ("gpt_oss", "20b"), "gpt-oss-120b": ("gpt_oss", "120b"),
-    "deepseek-v2-lite": ("deepseek_v3", "16B"), "deepseek-v2": ("deepseek_v3", "236B"), "deepseek-v3": ("deepseek_v3", "671B"),
-}  # fmt: skip
-BILLIONS = {"llama-3.2-1b": 1.2, "llama-3.2-3b": 3.2, "llama-3.1-8b": 8.0, "llama-3.1-70b": 70.6, "llama-3.1-405b": 405.9}
-PRESETS = {"llama3": "llama3_8b", "qwen3": "qwen3_0_6b", "gpt_oss": "gpt_oss_20b", "deepseek_v3": "deepseek_v3_16b"}
-SCHEDULES = {
-    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "interleaved-zb1p": "InterleavedZeroBubble",
-    "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",
-}  # fmt: skip
-CONVERTERS = {"rowwise": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
-DEGREES = {
-    "dp_replicate": "data_parallel_replicate_degree", "dp_shard": "data_parallel_shard_degree", "tp": "tensor_parallel_degree",
-    "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree", "ep": "expert_parallel_degree",
-}  # fmt: skip
-
-
-def is_old(options: Options) -> bool:
-    """Releases before 0.3 read TOML."""
-    parts = options.torchtitan_version.split(".")
-    if not all(p.isdigit() for p in parts[:2]) or len(parts) < 2:
-        raise SpecError(f"{options.torchtitan_version[:40]!r} is not a release such as 0.3.0", "--torchtitan-version", ["0.3.0", "0.2.0"])
-    return (int(parts[0]), int(parts[1])) < (0, 3)
-
-
-def sections(run: Run) -> dict[str, dict[str, Any]]:
-    """Section -> key -> value, the names that 0.2 and 0.3 share."""
-    p, s, job = run.plan, run.plan.structure, run.job
-    whole = "always" if s.reshard_root else "default"
-    training: dict[str, Any] = {
-        "local_batch_size": p.micro_batch_size * (p.accumulation if p.pp > 1 else 1),
-        "global_batch_size": job.global_batch_size,
-        "seq_len": job.seq_len,
-        "steps": steps(run),
-        "dtype": "bfloat16" if job.master_weights == "none" and job.precision != "fp32" else "float32",
-        "mixed_precision_param": "float32" if job.precision == "fp32" else "bfloat16",
-        "mixed_precision_reduce": "float32",
-        "enable_cpu_offload": s.offload == "params-cpu",
-    }
-    parallelism: dict[str, Any] = {key: getattr(p, axis) for axis, key in DEGREES.items()}
-    parallelism["fsdp_reshard_after_forward"] = {"zero3": whole, "zero2": "never", "none": "default"}[s.sharding]
-    if p.pp > 1:
-        parallelism |= {"pipeline_parallel_schedule": SCHEDULES[s.schedule], "pipeline_parallel_microbatch_size": p.micro_batch_size}
-    return {
-        "training": training,
-        "parallelism": parallelism,
-        "compile": {"enable": s.compile} | ({"enable_async_tensor_parallel": True} if s.async_tp else {}),
-        "optimizer": {"implementation": job.optimizer_kernel},
-    }
 
 
 def flags(run: Run, options: Options) -> Flags:
@@ -104,19 +48,14 @@ def program(run: Run, options: Options) -> Program:
 
 
 def stages(run: Run) -> list[str] | None:
-    """The modules of each stage as Python, in the order of the model; None without a pipeline."""
-    p = run.plan
-    if p.pp == 1:
+    """The modules of each stage as Python; None without a pipeline."""
+    held = stage_layers(run)
+    if held is None:
         return None
-    counts = layers_per_stage(run.model.num_layers, p.pp * p.virtual_stages, p.structure.layers_per_stage)
-    found, first = [], 0
-    for i, count in enumerate(counts):
-        parts = ['"tok_embeddings"'] if i == 0 else []
-        parts += [f"*layers({first}, {first + count})"]
-        parts += ['"norm"', '"lm_head"'] if i == len(counts) - 1 else []
-        found.append(f"[{', '.join(parts)}]")
-        first += count
-    return found
+    parts = [[f"*layers({r.start}, {r.stop})"] for r in held]
+    parts[0].insert(0, '"tok_embeddings"')
+    parts[-1] += ['"norm"', '"lm_head"']
+    return [f"[{', '.join(part)}]" for part in parts]
 
 
 def module(run: Run, options: Options) -> str:
@@ -154,32 +93,6 @@ def module(run: Run, options: Options) -> str:
     return title + "\n".join(imports) + "\n" + helper + "\n\ndef plan():\n" + "\n".join(lines) + "\n    return config\n"
 
 
-def toml(run: Run, options: Options) -> str:
-    """``train.toml`` of 0.2."""
-    name, flavor = FLAVORS[run.model.name]
-    job, s = run.job, run.plan.structure
-    if job.loss != "plain":
-        raise SpecError(
-            f"{job.loss}: torchtitan {options.torchtitan_version} computes the loss in one piece", "training.loss", "training.loss = plain"
-        )
-    found = sections(run)
-    found["training"]["max_norm"] = float(options.clip)
-    found["optimizer"] |= {"name": "AdamW", "lr": float(options.learning_rate)}
-    found["compile"].pop("enable_async_tensor_parallel", None)
-    found["parallelism"]["enable_async_tensor_parallel"] = s.async_tp
-    converters = {"converters": ["quantize.linear.float8"]} if job.precision == "fp8" else {}
-    document: dict[str, Any] = {
-        "job": {"dump_folder": options.output, "description": options.name},
-        "model": {"name": name, "flavor": flavor, "hf_assets_path": "./assets/hf"} | converters,
-        **found,
-        "checkpoint": {"enable": True, "interval": options.checkpoint_steps},
-        "activation_checkpoint": {"mode": s.recompute} | ({"selective_ac_option": "op"} if s.recompute == "selective" else {}),
-    }
-    if job.precision == "fp8":
-        document["quantize"] = {"linear": {"float8": {"recipe_name": job.fp8_recipe, "filter_fqns": ["output"]}}}
-    return tomli_w.dumps(document)
-
-
 def write(run: Run, options: Options) -> Files:
     files = {TOML: toml(run, options)} if is_old(options) else {MODULE: module(run, options)}
     return {**files, "launch.sh": script(run, options, program(run, options), settings(run, TARGET, options))}
@@ -192,12 +105,11 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
             document = tomllib.loads(files[TOML])
         except tomllib.TOMLDecodeError:
             return None
+        if not {"training", "parallelism"} <= document.keys():
+            return None
         mode = document.get("activation_checkpoint", {}).get("mode", "none")
-        return (
-            said(_fields(document, launched(files)) | {"strategy.recompute": mode})
-            if {"training", "parallelism"} <= document.keys()
-            else None
-        )
+        fields = _fields(document, launched(files)) | {"strategy.recompute": mode, "training.loss": "plain"} | read_quantize(document)
+        return said(fields | {"strategy.sequence_parallel": fields["strategy.tp"] > 1})
     text = next((files[n] for n in ("launch.sh", "job.sbatch") if "torchtitan.train" in files.get(n, "")), "")
     if not text:
         return None
@@ -250,7 +162,7 @@ def _fields(document: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         "training.master_weights": "none" if wide or t.get("dtype") == "bfloat16" else "fp32",
         "training.gradient_dtype": {"float32": "fp32"}.get(t.get("mixed_precision_reduce")),
         "training.optimizer_kernel": document.get("optimizer", {}).get("implementation"),
-        "training.precision": "fp32" if wide else "fp8" if document.get("quantize") else "bf16",
+        "training.precision": "fp32" if wide else "bf16",
     }
 
 
@@ -324,6 +236,7 @@ LIMITS = (
     ),
     only("training.gradient_dtype", ["fp32"], "reduces gradients in fp32"),
     only("training.optimizer", ["adamw"], "is given AdamW here"),
+    options_among((), "has flags for none of the options of a plan"),
     only("training.autocast", [False], "casts by FSDP's policy"),
     only("training.loss", ["plain", "chunked"], "computes the loss whole or in chunks"),
     only("training.method", ["full"], "trains every parameter"),
@@ -349,7 +262,7 @@ TARGET = Target(
     ),
     leaves=(
         "training.packing", "training.loss_chunks", "training.lora_rank", "training.lora_targets", "training.base_quantization", "strategy.cp_kind",
-        "strategy.options", "strategy.layers_per_stage", "strategy.virtual_stages", "strategy.reshard_root",
+        "strategy.layers_per_stage", "strategy.virtual_stages", "strategy.reshard_root",
     ),
     install=_install,
     command=lambda run, options: "`bash launch.sh`" + (" on every node, HEAD_NODE set to the first" if run.cluster.nodes > 1 else ""),

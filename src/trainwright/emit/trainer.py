@@ -8,7 +8,7 @@ from typing import Any
 
 from ..resolve import Run
 from . import deepspeed
-from .base import Files, Limit, Options, Target, only, said, when
+from .base import Files, Limit, Options, Target, only, said, table, when, whole
 from .common import gradient_like, no_axis, plain_layers, steps
 from .environment import settings
 from .launch import Program, launched, script, world
@@ -106,22 +106,22 @@ def read(files: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _fields(document: dict[str, Any], fields: dict[str, Any], on_deepspeed: bool) -> dict[str, Any]:
-    micro, accumulation = document["per_device_train_batch_size"], document.get("gradient_accumulation_steps", 1)
+    micro, accumulation = whole(document["per_device_train_batch_size"]), whole(document.get("gradient_accumulation_steps", 1))
     dp = world(fields)
     kernel = {v: k for k, v in ADAMW.items()}.get(str(document.get("optim")))
     fields |= {
         "strategy.micro_batch_size": micro,
         "strategy.dp": dp,
-        "strategy.compile": document.get("torch_compile", False),
-        "training.global_batch_size": micro * accumulation * dp if dp else None,
-        "training.precision": next((p for p in ("bf16", "fp16") if document.get(p)), "fp32"),
+        "strategy.compile": document.get("torch_compile") is True,
+        "training.global_batch_size": micro * accumulation * dp if dp and micro and accumulation else None,
+        "training.precision": next((p for p in ("bf16", "fp16") if document.get(p) is True), "fp32"),
         "training.optimizer": "adamw" if kernel else {v: k for k, v in OPTIMIZERS.items()}.get(str(document.get("optim"))),
         "training.optimizer_kernel": kernel,
         "training.loss": "fused" if document.get("use_liger_kernel") else "plain",
         "strategy.recompute": "full" if document.get("gradient_checkpointing") else "none",
     }
     if document.get("fsdp"):
-        fields |= _read_fsdp(document.get("fsdp_config") or {}, dp)
+        fields |= _read_fsdp(table(document.get("fsdp_config")), dp)
     elif not on_deepspeed:
         fields |= {
             "strategy.framework": "ddp",
@@ -134,10 +134,10 @@ def _fields(document: dict[str, Any], fields: dict[str, Any], on_deepspeed: bool
 
 
 def _read_fsdp(config: dict[str, Any], dp: int | None) -> dict[str, Any]:
-    version = int(config.get("version", 2))
+    version = 1 if config.get("version") == 1 else 2
     return {
         "strategy.framework": f"fsdp{version}",
-        "strategy.sharding": "zero3" if config.get("reshard_after_forward", True) in (True, "full_shard") else "zero2",
+        "strategy.sharding": "zero3" if config.get("reshard_after_forward") not in (False, "shard_grad_op") else "zero2",
         "strategy.dp_shard": dp,
         "strategy.dp_replicate": 1,
         "strategy.recompute": "full" if config.get("activation_checkpointing") else "none",
