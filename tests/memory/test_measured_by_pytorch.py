@@ -19,8 +19,6 @@ ROWS = [json.loads(line) for line in (Path(__file__).parents[1] / "data" / "trut
 SLACK = 8192  # bytes: step counters, scalars; and messages below it (a gradient norm) are not counted
 STILL_OFF: dict[str, str] = {
     "tp2-llama-sp-wide-sgdm-foreach": "the momentum of a split embedding has the layout of its gradient: whole",
-    "s32-one-qwen3-amp-full-flash-b1A1": "autocast inside a recomputed region with per-head norms: 14 KiB too little in backward",
-    "r14-flora-qwen3-bf16-core-eager-b1A1": "attention under its own checkpoint with LoRA: one tensor of 16 KiB too much in backward",
 }
 
 

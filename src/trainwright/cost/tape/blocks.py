@@ -71,11 +71,11 @@ def drops(block_ops: list[Op]) -> dict[int, list[str]]:
     return result
 
 
-def ordered(block_ops: Iterable[Op]) -> list[Op]:
-    """act(gate(x)) runs before up(x): an activation moves up to right after what it needs."""
+def ordered(block_ops: Iterable[Op], norms_last: bool = False) -> list[Op]:
+    """act(gate(x)) runs before up(x), q_norm(q_proj(x)) before k_proj(x): both move up to right after what they need, norms unless `norms_last`."""
     result: list[Op] = []
     for op in block_ops:
-        if op.kind == "activation":
+        if op.kind == "activation" or (op.kind == "norm" and not norms_last):
             at = next((i for i, o in enumerate(result) if o.output in op.inputs), len(result) - 1)
             result.insert(at + 1, op)
         else:
@@ -85,7 +85,7 @@ def ordered(block_ops: Iterable[Op]) -> list[Op]:
 
 def run_block(step: Step, block: Block, params: dict[str, Parameter], x: Tensor) -> Tensor:
     """The rows of a block in order; returns its last output."""
-    rows = ordered(block.ops)
+    rows = ordered(block.ops, step.setup.model.family in NORMS_LAST)
     env = Environment(rows, x)
     del x
     i, skip = 0, False
@@ -115,6 +115,7 @@ KINDS = frozenset({"norm", "linear", "rope", "attention", "activation", "multipl
 # how transformers 5 writes the norms and rotary embeddings of some families (modeling_<family>.py)
 LATE_CAST = frozenset({"gemma", "gemma2", "gemma3", "olmo2", "olmo3"})  # the weight multiplies in fp32
 ONE_PLUS = frozenset({"gemma", "gemma2", "gemma3"})  # 1 + weight, made in fp32 each time
+NORMS_LAST = frozenset({"gemma3"})  # queries and keys are normalized after all three projections
 WIDE_LAYER_NORM = frozenset({"olmo"})  # layer_norm of an fp32 copy
 WIDE_ROTARY = frozenset({"olmo", "olmo2", "olmo3"})  # cos and sin stay fp32, the result is cast back
 
