@@ -189,8 +189,8 @@ class Step:
         self.layer_accumulated.pop(0)
 
     def _sent(self) -> list[Storage]:
-        """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent."""
-        if not self.setup.stage.piped or self.setup.stage.first:
+        """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent (GPipe's loop gives it up at once)."""
+        if not self.setup.stage.piped or self.setup.stage.first or self.setup.structure.schedule == "gpipe":
             return []
         size = self.symbols.when(self.symbols.sequence(self.setup.model.hidden * self._residual), "accumulating")
         return [Storage(self.tape, size, PART["communication_buffers"], "input gradient being sent")]
