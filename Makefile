@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: plan test lint docs wheel bench clean
+.PHONY: plan test lint docs wheel validation bench clean
 
 plan: $(VENV)/core
 	$(BIN)/trainwright plan llama-3.1-70b --on 64xH100 -o plan.toml
@@ -29,6 +29,10 @@ wheel: $(VENV)/dev
 	rm -f build.log && $(PYTHON) -m venv --clear build/wheel/venv
 	build/wheel/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build/wheel/*.whl
 	cd build/wheel && venv/bin/trainwright plan llama-3.1-8b --on 8xH100 --json > plan.json && venv/bin/python -c "import json; assert json.load(open('plan.json'))['plans']"
+
+# Scores the published runs and writes docs/validation.md with its pictures.
+validation: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/validation.py
 
 bench: $(VENV)/dev
 	for f in benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$f || exit 1; done
