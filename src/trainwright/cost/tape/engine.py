@@ -74,6 +74,7 @@ def _job_key(job: TrainingJob) -> TrainingJob:
 def _structure_key(structure: Structure, variant: Variant) -> Structure:
     """A structure without what no replay asks for."""
     return Structure(
+        schedule="gpipe" if structure.schedule == "gpipe" else "1f1b",  # what a stage that has sent a gradient still holds
         framework=structure.framework,
         sharding=structure.sharding,
         sequence_parallel=structure.sequence_parallel and variant.tensor,
