@@ -237,7 +237,8 @@ class Program:
         for i in range(self.count):
             last = i == self.count - 1
             if self.fsdp is not None and self.count > 1:
-                self.fsdp.set_requires_gradient_sync(last)
+                every = self.strategy.get("options", {}).get("no_sync") is False
+                self.fsdp.set_requires_gradient_sync(last or every)
             tracker.phase = "fwd"
             before = tracker.current
             with contextlib.ExitStack() as around:
@@ -278,8 +279,8 @@ def world(size: int, rank: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def measure(spec: dict[str, Any], trace: bool = False) -> tuple[dict[str, Any], Tracker]:
-    """The fields of a row's "measured" for one spec, and the tracker behind them."""
+def measure(spec: dict[str, Any], trace: bool = False, fake: bool = True) -> tuple[dict[str, Any], Tracker]:
+    """The fields of a row's "measured" for one spec, and the tracker behind them. Without `fake` tensors are real, on the CPU (eager attention)."""
     strategy = spec["strategy"]
     tracker, found = Tracker(trace), {}
     if strategy.get("pp", 1) > 1:
@@ -287,7 +288,7 @@ def measure(spec: dict[str, Any], trace: bool = False) -> tuple[dict[str, Any], 
 
         return measure_stage(spec, trace)
     size = strategy.get("dp", 1) * strategy.get("tp", 1)
-    with world(size), FakeTensorMode(), tracker:
+    with world(size), FakeTensorMode() if fake else contextlib.nullcontext(), tracker:
         program = Program(spec, tracker)
         program.make()
         program.step({})
@@ -352,6 +353,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose id holds this text")
     parser.add_argument("--check", action="store_true", help="compare with the rows' own measured values")
+    parser.add_argument("--real", action="store_true", help="real CPU tensors instead of fake ones: eager attention only")
     parser.add_argument("--trace", type=Path, help="write every allocation and free of the measured step")
     args = parser.parse_args()
     import transformers
@@ -363,7 +365,7 @@ def main() -> None:
         if args.only not in row["id"] or row["id"] in done:
             continue
         try:
-            measured, tracker = measure(row["spec"], args.trace is not None)
+            measured, tracker = measure(row["spec"], args.trace is not None, not args.real)
         except Exception as error:
             print(row["id"], "FAILED", "".join(traceback.format_exception(error)[-3:]), file=sys.stderr, flush=True)
             continue
