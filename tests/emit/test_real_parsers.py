@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -230,19 +231,23 @@ TINY = {
 }  # fmt: skip
 
 
+TIED = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 256, "tie_word_embeddings": True}
+
+
 @pytest.mark.parametrize(
-    "strategy",
+    ("model", "strategy"),
     [
-        {"sharding": "zero3", "recompute": "selective"},
-        {"sharding": "zero2", "recompute": "full", "recompute_every": 2},
-        {"sharding": "zero3", "offload": "params-cpu", "dp_replicate": 2},
-        {"sharding": "zero3", "offload": "activations-cpu", "micro_batch_size": 2},
+        (TINY, {"sharding": "zero3", "recompute": "selective"}),
+        (TIED, {"sharding": "zero3"}),
+        (TINY, {"sharding": "zero2", "recompute": "full", "recompute_every": 2}),
+        (TINY, {"sharding": "zero3", "offload": "params-cpu", "dp_replicate": 2}),
+        (TINY, {"sharding": "zero3", "offload": "activations-cpu", "micro_batch_size": 2}),
     ],
-    ids=["selective", "every-second-block", "hybrid-offload", "activations"],
+    ids=["selective", "tied", "every-second-block", "hybrid-offload", "activations"],
 )
 @pytest.mark.parametrize("loss", ["plain", "chunked"])
-def test_the_fsdp_script_has_the_losses_of_one_process(strategy, loss, tmp_path: Path, environment):
-    """Three steps on two processes against one, to the last printed digit but one; then it resumes."""
+def test_the_fsdp_script_has_the_losses_of_one_process(model, strategy, loss, tmp_path: Path, environment):
+    """Three steps on two processes against one, to the last printed digit but one."""
     needs("torch")
     needs("transformers")
     ranks = 4 if "dp_replicate" in strategy else 2
@@ -251,7 +256,7 @@ def test_the_fsdp_script_has_the_losses_of_one_process(strategy, loss, tmp_path:
         alone = {k: v for k, v in strategy.items() if n > 1 or k != "dp_replicate"}
         run = run_of(
             {
-                "model": TINY,
+                "model": model,
                 "cluster": {"gpu": "h100", "nodes": 1, "gpus_per_node": n},
                 "training": {"seq_len": 64, "global_batch_size": 8, "tokens": 3 * 512, "precision": "fp32", "loss": loss},
                 "strategy": alone,
@@ -269,3 +274,26 @@ def test_the_fsdp_script_has_the_losses_of_one_process(strategy, loss, tmp_path:
         assert (folder / "outputs" / "step-3" / ".metadata").exists()
     assert len(losses[1]) == 3
     assert losses[ranks] == pytest.approx(losses[1], abs=2e-6)
+
+
+def test_a_checkpoint_of_two_processes_goes_on_with_one(tmp_path: Path, environment):
+    """Saved by two ranks, resumed by two and by one: the next loss is the same."""
+    needs("torch")
+    needs("transformers")
+    training = {"seq_len": 64, "global_batch_size": 8, "tokens": 2 * 512, "precision": "fp32"}
+    run = run_of({"model": TINY, "cluster": {"gpu": "h100", "nodes": 1, "gpus_per_node": 2}, "training": training, "strategy": {}})
+    for name, text in TARGETS["fsdp"].write(run, Options()).items():
+        (tmp_path / name).write_text(text)
+    where = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+
+    def steps(ranks: int, *words: str) -> list[list[str]]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "train_fsdp.py", *words]
+        done = subprocess.run(launcher, cwd=tmp_path, env=where, capture_output=True, text=True, timeout=400, check=True)
+        return [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
+
+    assert [row[1] for row in steps(2)] == ["1", "2"]
+    (one,) = steps(1, "--steps", "3")
+    assert one[1] == "3"
+    shutil.rmtree(tmp_path / "outputs" / "step-3")
+    (two,) = steps(2, "--steps", "3")
+    assert float(one[3]) == pytest.approx(float(two[3]), abs=2e-6)
