@@ -1,332 +1,32 @@
-"""What PyTorch itself allocates and sends, to the byte: one rank of a fake world, no GPU, no data.
+"""What PyTorch itself allocates and sends, to the byte: one rank of a fake world, no GPU, no data. `trainwright.train` does the measuring.
 
-The model is built under FakeTensorMode and a "fake" process group of the plan's size; DDP, ZeroRedundancyOptimizer, FSDP2, replicate(), DTensor,
-checkpoints, pipelining and the optimizers are PyTorch's own code. Two steps run; the second one is measured: optimizer states exist, gradients were
-set to None. Bytes are live tensor storages: no allocator rounding, no context, no kernel scratch.
-
-    python -m venv v && v/bin/pip install torch==2.13.0 transformers==5.24.0
+    python -m venv v && v/bin/pip install -c constraints.txt -e '.[train]'
     v/bin/python benchmarks/measure_memory.py specs.jsonl -o rows.jsonl      # one JSON object a line: {"id": ..., "spec": {...}}
     v/bin/python benchmarks/measure_memory.py rows.jsonl --check             # rows with "measured": prints every difference
 
-Rows have the form of `tests/data/truth_memory_more.jsonl`.
+Rows have the form of `tests/data/truth_memory_more.jsonl`; a spec says what it measures in full, nothing is filled in.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
-import gc
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from memory_models import LOW, add_adapters, add_checkpoints, build, config_of, split_over
-from memory_tracker import Tracker, storages
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
+import transformers
 
-REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from trainwright.catalog.load import load_model
+from trainwright.train.probe import measure
 
 
-def real(cls: type, name: str) -> None:
-    """Let a method of `cls` compute on real tensors: meshes are data, not the program that is measured."""
-    raw = cls.__dict__.get(name)
-    if raw is None:
-        return
-    function = raw.__func__ if isinstance(raw, staticmethod) else raw
-
-    @functools.wraps(function)
-    def outside(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return function(*args, **kwargs)
-
-    setattr(cls, name, staticmethod(outside) if isinstance(raw, staticmethod) else outside)
-
-
-for method in ("_concatenate", "_flatten"):
-    real(DeviceMesh, method)
-
-
-class WithLoss(nn.Module):
-    """Model and cross-entropy on fp32 logits; `chunks`: the head and the loss run over pieces of the sequence (torchtune's chunked loss)."""
-
-    def __init__(self, model: Any, chunks: int = 0) -> None:
-        super().__init__()
-        self.model, self.chunks = model, chunks
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        return self.model.layers
-
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if not self.chunks:
-            return loss_of(self.model(ids, positions), labels)
-        x = self.model.hidden(ids, positions)
-        logits = [self.model.head(piece) for piece in x.chunk(self.chunks, dim=1)]
-        total: Any = 0.0
-        for piece, want in zip(logits, labels.chunk(self.chunks, dim=1)):
-            total = total + F.cross_entropy(piece.reshape(-1, piece.size(-1)).float(), want.reshape(-1), reduction="sum")
-        return total / labels.numel()
-
-
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.float().view(-1, logits.size(-1)), labels.view(-1))
-
-
-class Buckets:
-    """DDP's reducer without the rebuilding of buckets, which reads data that fake tensors do not have; sizes stay what they are."""
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def _rebuild_buckets(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-
-class Program:
-    """One rank's model, wrappers, optimizer and step, from a run spec."""
-
-    def __init__(self, spec: dict[str, Any], tracker: Tracker) -> None:
-        self.spec, self.tracker = spec, tracker
-        self.training, self.strategy = spec["training"], spec["strategy"]
-        s, t = self.strategy, self.training
-        self.dp, self.tp = s.get("dp", 1), s.get("tp", 1)
-        self.batch, self.seq = s.get("micro_batch_size", 1), t["seq_len"]
-        self.count = t["global_batch_size"] // (self.batch * self.dp)
-        self.low = LOW[t["precision"]]
-        self.autocast = t.get("autocast", False)
-        fp32 = self.low == torch.float32 or t.get("master_weights", "none") == "fp32"
-        self.stored = torch.float32 if fp32 else self.low
-        self.mixed = s["framework"] == "fsdp2" and self.low != torch.float32 and fp32 and not self.autocast
-        self.fsdp: Any = None
-        self.ddp: Any = None
-
-    def make(self) -> None:
-        s, t = self.strategy, self.training
-        meshes = self._meshes()
-        torch.set_default_dtype(self.stored)
-        model = build(self.spec["model"], s.get("attention", "flash"))
-        torch.set_default_dtype(torch.float32)
-        self.model = self.wrap(model)
-        if self.tp > 1:
-            split_over(
-                model, meshes["tp"], sequence=s.get("sequence_parallel", False), vocabulary=t.get("loss", "plain") == "vocab-parallel"
-            )
-        if t.get("method", "full") == "lora":
-            add_adapters(self.model, t["lora_targets"], t["lora_rank"])
-        units = add_checkpoints(self.model, s)
-        self.call: Callable[..., torch.Tensor] = self.model
-        if s["framework"] == "fsdp2" and (s["sharding"] != "none" or self.dp > 1):
-            self._shard(units, meshes["dp"])
-        elif s["framework"] == "ddp":
-            self._wrap_in_ddp(meshes["dp"])
-        self._optimizer()
-        self.ids = torch.zeros(self.batch, self.seq, dtype=torch.long)
-        self.labels = torch.zeros(self.batch, self.seq, dtype=torch.long)
-        self.positions = torch.arange(self.seq).unsqueeze(0)
-
-    def wrap(self, model: Any) -> Any:
-        chunks = self.training.get("loss_chunks", 8) if self.training.get("loss") == "chunked" else 0
-        return WithLoss(model, chunks)
-
-    def _meshes(self) -> dict[str, DeviceMesh]:
-        s, found = self.strategy, {}
-        replicas = s.get("dp_replicate", 1)
-        split = replicas > 1 and s["sharding"] in ("zero2", "zero3")
-        shape = (replicas, self.dp // replicas) if split else (self.dp,)
-        names = ("dp_replicate", "dp_shard") if split else ("dp",)
-        with _disable_current_modes():
-            pp = self.strategy.get("pp", 1)
-            mesh = init_device_mesh("cpu", (pp, *shape, self.tp), mesh_dim_names=("pp", *names, "tp"))
-            found["dp"], found["tp"] = mesh[names] if split else mesh["dp"], mesh["tp"]
-            for name in (*names, "tp"):
-                group = mesh.get_group(name)
-                self.tracker.axes[group.group_name] = ("tp" if name == "tp" else "dp", group.size())
-        return found
-
-    def _shard(self, units: list[nn.Module], mesh: DeviceMesh) -> None:
-        s, t = self.strategy, self.training
-        policy = (
-            MixedPrecisionPolicy(param_dtype=self.low, reduce_dtype=REDUCE[t.get("gradient_dtype", "fp32")])
-            if self.mixed
-            else MixedPrecisionPolicy()
-        )
-        if s["sharding"] == "none":
-            from torch.distributed._composable.replicate_with_fsdp import replicate
-
-            for unit in units:
-                replicate(unit, mesh=mesh, mp_policy=policy)
-            self.fsdp = replicate(self.model, mesh=mesh, mp_policy=policy)
-            return
-        zero3 = s["sharding"] == "zero3"
-        for unit in units:
-            fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=zero3)
-        self.fsdp = fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=zero3 and s.get("reshard_root", True))
-
-    def _wrap_in_ddp(self, mesh: DeviceMesh) -> None:
-        ddp = nn.parallel.DistributedDataParallel(
-            self.model, process_group=mesh.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
-        )
-
-        def all_reduce(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            buffer = bucket.buffer()
-            self.tracker.message("dp", "all_reduce", self.dp, str(buffer.dtype)[6:], buffer.numel() * buffer.element_size())
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            done.set_result(buffer)
-            return done
-
-        all_reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-        ddp.register_comm_hook(None, all_reduce)
-        ddp.reducer = Buckets(ddp.reducer)
-        self.ddp = self.call = ddp
-
-    def _optimizer(self) -> None:
-        t, s = self.training, self.strategy
-        self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        kernel = t.get("optimizer_kernel", "fused")
-        if self.tp > 1 and self.fsdp is None and not s.get("sequence_parallel"):
-            kernel = "for-loop"  # the others refuse plain tensors beside DTensors
-        fast = {"fused": kernel == "fused", "foreach": kernel == "foreach"}
-        momentum = 0.9 if t.get("optimizer", "adamw") == "sgd_momentum" else 0.0
-        kinds: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-            "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-3, **fast),
-            "sgd": lambda ps: torch.optim.SGD(ps, lr=1e-3, momentum=momentum, **fast),
-            "sgd_momentum": lambda ps: torch.optim.SGD(ps, lr=1e-3, momentum=momentum, **fast),
-            "adafactor": lambda ps: torch.optim.Adafactor(ps, lr=1e-3, foreach=kernel == "foreach"),
-        }
-        make = kinds[t.get("optimizer", "adamw")]
-        self.optimizers: list[Any]
-        if t.get("optimizer_in_backward"):
-            each = {p: make([p]) for p in self.trained}
-
-            def use(p: torch.Tensor) -> None:
-                each[p].step()  # type: ignore[index]
-                each[p].zero_grad(set_to_none=True)  # type: ignore[index]
-
-            for p in self.trained:
-                p.register_post_accumulate_grad_hook(use)
-            self.optimizers = list(each.values())
-        elif s["sharding"] == "zero1" and self.ddp is not None:
-            from torch.distributed.optim import ZeroRedundancyOptimizer
-
-            group = self.ddp.process_group
-            self.optimizers = [ZeroRedundancyOptimizer(self.trained, torch.optim.AdamW, process_group=group, lr=1e-3, **fast)]
-        else:
-            self.optimizers = [make(self.trained)]
-
-    def states(self) -> Any:
-        return [dict(getattr(o, "optim", o).state) for o in self.optimizers]
-
-    def step(self, found: dict[str, int]) -> None:
-        tracker = self.tracker
-        for i in range(self.count):
-            last = i == self.count - 1
-            if self.fsdp is not None and self.count > 1:
-                every = self.strategy.get("options", {}).get("no_sync") is False
-                self.fsdp.set_requires_gradient_sync(last or every)
-            tracker.phase = "fwd"
-            before = tracker.current
-            with contextlib.ExitStack() as around:
-                if self.ddp is not None and not last:
-                    around.enter_context(self.ddp.no_sync())
-                if self.training.get("loss") == "vocab-parallel" and self.tp > 1:
-                    from torch.distributed.tensor.parallel import loss_parallel
-
-                    around.enter_context(loss_parallel())
-                with torch.autocast("cpu", dtype=self.low) if self.autocast else contextlib.nullcontext():
-                    loss = self.call(self.ids, self.positions, self.labels)
-                if i == 0:
-                    found["saved_bytes"] = tracker.current - before
-                found["after_forward_bytes"] = tracker.current
-                tracker.phase = "bwd"
-                loss.backward()
-                del loss
-        found["after_backward_bytes"] = tracker.current
-        found["gradient_bytes"] = storages([p.grad for p in self.trained])
-        tracker.phase = "opt"
-        if not self.training.get("optimizer_in_backward"):
-            for o in self.optimizers:
-                o.step()
-
-    def forget(self) -> None:
-        for p in self.trained:
-            p.grad = None
-
-
-@contextlib.contextmanager
-def world(size: int, rank: int = 0) -> Iterator[None]:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def measure(spec: dict[str, Any], trace: bool = False, fake: bool = True) -> tuple[dict[str, Any], Tracker]:
-    """The fields of a row's "measured" for one spec, and the tracker behind them. Without `fake` tensors are real, on the CPU (eager attention)."""
-    strategy = spec["strategy"]
-    tracker, found = Tracker(trace), {}
-    if strategy.get("pp", 1) > 1:
-        from memory_pipeline import measure_stage
-
-        return measure_stage(spec, trace)
-    size = strategy.get("dp", 1) * strategy.get("tp", 1)
-    with world(size), FakeTensorMode() if fake else contextlib.nullcontext(), tracker:
-        program = Program(spec, tracker)
-        program.make()
-        program.step({})
-        program.forget()
-        tracker.reset()
-        program.step(found)
-        result = report(program.model, program.states(), tracker, found)
-        del program
-    gc.collect()
-    return result, tracker
-
-
-def report(model: nn.Module, states: Any, tracker: Tracker, found: dict[str, int]) -> dict[str, Any]:
-    communication = [
-        {
-            "group": axis,
-            "collective": kind,
-            "group_size": size,
-            "dtype": dtype,
-            "phase": phase,
-            "count": entry[0],
-            "payload_bytes": entry[1],
-        }
-        for (axis, kind, size, dtype, phase), entry in tracker.messages.items()
-    ]
-    return {
-        "parameter_bytes": storages(list(model.parameters())),
-        "buffer_bytes": storages(list(model.buffers())),
-        "gradient_bytes": found["gradient_bytes"],
-        "optimizer_bytes": storages(states),
-        "saved_bytes": found["saved_bytes"],
-        "after_forward_bytes": found["after_forward_bytes"],
-        "after_backward_bytes": found["after_backward_bytes"],
-        "peak_bytes": tracker.peak,
-        "peak_phase": tracker.peak_phase,
-        "phase_peaks": dict(tracker.peaks),
-        "communication": communication,
-    }
+def config_of(model: str | dict[str, Any]) -> dict[str, Any]:
+    """A table of config.json's keys; a catalogue id is read from the catalogue."""
+    return dict(load_model(model).config) if isinstance(model, str) else model
 
 
 def differences(measured: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -356,8 +56,6 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="real CPU tensors instead of fake ones: eager attention only")
     parser.add_argument("--trace", type=Path, help="write every allocation and free of the measured step")
     args = parser.parse_args()
-    import transformers
-
     software = f"torch {torch.__version__}, transformers {transformers.__version__}"
     done = {json.loads(line)["id"] for line in args.out.read_text().splitlines()} if args.out and args.out.exists() else set()
     for line in args.specs.read_text().splitlines():
@@ -365,7 +63,7 @@ def main() -> None:
         if args.only not in row["id"] or row["id"] in done:
             continue
         try:
-            measured, tracker = measure(row["spec"], args.trace is not None, not args.real)
+            measured, tracker = measure({**row["spec"], "model": config_of(row["spec"]["model"])}, args.trace is not None, fake=not args.real)
         except Exception as error:
             print(row["id"], "FAILED", "".join(traceback.format_exception(error)[-3:]), file=sys.stderr, flush=True)
             continue
@@ -383,6 +81,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["Program", "config_of", "measure"]

@@ -18,6 +18,7 @@ _HOME = {
     "plan": "api",
     "schedule": "api",
     "collective_time": "api",
+    "verify": "api",
     "lesson": "",
     "simulate": "",
 }

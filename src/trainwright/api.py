@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .cost.estimate import Estimate
     from .emit import Options
     from .measure.calibrate import Profile
+    from .measure.verify import Verification
     from .resolve import Run, Task
     from .schedules.replay import Result
     from .search.rank import Ranking
@@ -90,6 +91,24 @@ def estimate_many(specs: Iterable[Source], *, catalog_files: tuple[str, ...] = (
         for i, answer in zip(indices, _estimate_group([runs[i] for i in indices], profile), strict=True):
             answers[i] = answer
     return [a for a in answers if a is not None]
+
+
+def verify(spec: Source, *, tolerance_bytes: int | None = None, catalog_files: tuple[str, ...] = ()) -> Verification:
+    """Memory and messages of one rank, predicted beside what PyTorch itself does on fake tensors: no GPU, no data, the plan's true world size.
+
+    Needs the extra ``train``; raises `train.scope.TorchMissing` without it and `SpecError` for a run that PyTorch cannot be asked about.
+    """
+    from .measure.verify import TOLERANCE_BYTES, Verification
+    from .resolve import resolve
+    from .train.scope import measurable, require_torch
+
+    run = resolve(load(spec), catalog_files)
+    predicted = estimate(run.spec, catalog_files=catalog_files)
+    measurable(run)
+    require_torch()
+    from .train.probe import probe
+
+    return Verification(predicted, probe(run), TOLERANCE_BYTES if tolerance_bytes is None else tolerance_bytes)
 
 
 def _same_job(runs: Sequence[Run]) -> Iterator[list[int]]:

@@ -1,6 +1,6 @@
 """Live tensor storages of a PyTorch program, and the bytes that its collectives carry, seen from a dispatch mode.
 
-Imported by `measure_memory.py`; needs torch. A storage counts from the operation that returned it until its last reference goes (weakref), resizes
+A storage counts from the operation that returned it until its last reference goes (weakref), resizes
 included (FSDP2 frees by resizing to zero). DTensor's sharding propagation runs operations on meta copies of the global tensors: these are left out.
 """
 
@@ -149,12 +149,12 @@ class Tracker(TorchDispatchMode):
             self._resized(storage, size)
             return out
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize_
         self._undo = [lambda: setattr(torch.UntypedStorage, "resize_", original)]
         for name in SHAPES_ONLY:
             if hasattr(sharding_prop.ShardingPropagator, name):
                 self._pause_in(sharding_prop.ShardingPropagator, name)
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()
 
     def _pause_in(self, cls: type, name: str) -> None:
         function = getattr(cls, name)

@@ -1,4 +1,4 @@
-"""Pipeline ranks for `measure_memory.py`: torch.distributed.pipelining's own stages and schedules, one rank at a time, on fake tensors.
+"""Pipeline ranks: torch.distributed.pipelining's own stages and schedules, one rank at a time, on fake tensors.
 
 Shapes are given (static mode), so no metadata travels; receive buffers exist for every micro-batch, as in a real run. Logits are not returned
 (`return_outputs=False`, as torchtitan calls it).
@@ -7,32 +7,23 @@ Shapes are given (static mode), so no metadata travels; receive buffers exist fo
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure_memory import Program, WithLoss, loss_of, report, world
-from memory_models import GPT
-from memory_tracker import Tracker, storages
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import InferenceMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..cost.stages import layers_per_stage
+from .models import GPT
+from .program import Program, loss_of, two_steps, world
+from .tracker import Tracker, storages
+
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-
-
-def layers_of(spec: dict[str, Any], layers: int) -> list[int]:
-    """Layers of each stage: embedding and head take one slot each, larger stages come first."""
-    given = spec["strategy"].get("layers_per_stage")
-    if given:
-        return list(given)
-    stages = spec["strategy"]["pp"]
-    slots = [(layers + 2) // stages + (i < (layers + 2) % stages) for i in range(stages)]
-    slots[0] -= 1
-    slots[-1] -= 1
-    return slots
 
 
 class Part(nn.Module):
@@ -69,7 +60,7 @@ class Part(nn.Module):
 class StageProgram(Program):
     """`Program` for one pipeline rank."""
 
-    def __init__(self, spec: dict[str, Any], tracker: Tracker, rank: int) -> None:
+    def __init__(self, spec: Mapping[str, Any], tracker: Tracker, rank: int) -> None:
         super().__init__(spec, tracker)
         self.rank, self.pp = rank, spec["strategy"]["pp"]
 
@@ -98,7 +89,7 @@ class StageProgram(Program):
         stage._inference_mode = InferenceMode.STATIC
         kind = SCHEDULES[s.get("schedule", "1f1b")]
         self.schedule = kind(stage, self.count, loss_fn=loss_of, scale_grads=False)
-        self.schedule._warmup_p2p = lambda *args: None  # type: ignore[method-assign]
+        self.schedule._warmup_p2p = lambda *args: None
         part.positions = self.positions
         rows = self.batch * self.count
         self.ids = torch.zeros(rows, self.seq, dtype=torch.long)
@@ -108,7 +99,7 @@ class StageProgram(Program):
     def wrap(self, model: Any) -> Any:
         """Cut the model before it is wrapped."""
         layers = list(model.layers)
-        counts = layers_of(self.spec, len(layers))
+        counts = layers_per_stage(len(layers), self.pp, self.strategy.get("layers_per_stage"))
         start = sum(counts[: self.rank])
         mine = nn.ModuleList(layers[start : start + counts[self.rank]])
         config = None if isinstance(model, GPT) else model.m.config
@@ -131,31 +122,19 @@ class StageProgram(Program):
             o.step()
 
 
-def measure_stage(spec: dict[str, Any], trace: bool, only: int | None = None) -> tuple[dict[str, Any], Tracker]:
-    """The worst rank's row; `ranks` holds the peak of each."""
-    s = spec["strategy"]
-    pp, inner = s["pp"], s.get("dp", 1) * s.get("tp", 1)
-    best: tuple[dict[str, Any], Tracker] | None = None
-    peaks = {}
-    for rank in range(pp) if only is None else [only]:
-        tracker, found = Tracker(trace), {}
+def measure_stages(table: Mapping[str, Any], trace: bool = False) -> tuple[dict[str, Any], Tracker]:
+    """Every pipeline rank, one after the other; the numbers of the one with the highest peak, and in `ranks` those of each."""
+    strategy = table["strategy"]
+    pp, inner = strategy["pp"], strategy.get("dp", 1) * strategy.get("tp", 1)
+    answers: list[tuple[dict[str, Any], Tracker]] = []
+    for rank in range(pp):
+        tracker = Tracker(trace)
         with world(pp * inner, rank * inner), FakeTensorMode(), tracker:
-            program = StageProgram(spec, tracker, rank)
-            program.make()
-            program.step({})
-            program.forget()
-            tracker.reset()
-            program.step(found)
-            result = report(program.model, program.states(), tracker, found)
-            del program
+            result = two_steps(StageProgram(table, tracker, rank), tracker)
         gc.collect()
         del result["saved_bytes"], result["after_forward_bytes"]
-        peaks[str(rank)] = {k: result[k] for k in ("peak_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_phase")}
-        if best is None or result["peak_bytes"] > best[0]["peak_bytes"]:
-            best = (result, tracker)
-    assert best is not None
-    best[0]["ranks"] = peaks
-    return best
-
-
-__all__ = ["StageProgram", "WithLoss", "measure_stage"]
+        answers.append((result | {"rank": rank}, tracker))
+    keys = ("peak_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_phase")
+    worst, tracker = max(answers, key=lambda a: int(a[0]["peak_bytes"]))
+    worst["ranks"] = {str(rank): {k: a[k] for k in keys} for rank, (a, _) in enumerate(answers)}
+    return worst, tracker

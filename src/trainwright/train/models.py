@@ -1,13 +1,11 @@
-"""Models for `measure_memory.py`: a plain GPT, transformers' own Llama, Qwen2 and Qwen3, attention by kernel, LoRA, tensor-parallel plans, checkpoints.
-
-Needs torch and transformers.
+"""Modules of a family from its configuration: a plain GPT, transformers' own Llama, Mistral, Qwen2, Qwen3; attention by kernel, LoRA, tensor-parallel plans,
+checkpoints.
 """
 
 from __future__ import annotations
 
 import collections
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-CATALOGUE = Path(__file__).resolve().parent.parent / "src/trainwright/catalog/models"
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -145,18 +142,9 @@ class HF(nn.Module):
         return self.m(input_ids=ids, position_ids=positions, use_cache=False, attention_mask=None).logits
 
 
-def config_of(model: str | dict[str, Any]) -> dict[str, Any]:
-    """A table of config.json's keys; a catalogue id is read from the catalogue."""
-    if isinstance(model, dict):
-        return dict(model)
-    found = next(CATALOGUE.glob(f"*/{model}.json"))
-    config: dict[str, Any] = json.loads(found.read_text())
-    return config
-
-
-def build(model: str | dict[str, Any], kind: str) -> Any:
-    """The model with parameters in torch's default type."""
-    config = config_of(model)
+def build(config: Mapping[str, Any], kind: str) -> Any:
+    """The model of a ``config.json``'s keys with parameters in torch's default type, attention by the kernel `kind`."""
+    config = dict(config)
     if config["model_type"] == "gpt2":
         return GPT(config, kind)
     import transformers
@@ -164,7 +152,7 @@ def build(model: str | dict[str, Any], kind: str) -> Any:
 
     ALL_ATTENTION_FUNCTIONS.register("by_kernel", hf_attention)
     name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}[config.pop("model_type")]
-    for key in ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path"):
+    for key in ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "attn_implementation"):
         config.pop(key, None)
     made = getattr(transformers, f"{name}Config")(**config)
     made._attn_implementation = "by_kernel"

@@ -1,0 +1,37 @@
+"""Predicted beside measured for a terminal: one table and a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .text import headline
+
+if TYPE_CHECKING:
+    from ..measure.verify import Verification
+
+UNITS = {"memory": "bytes", "message": "bytes a step", "calls": "a step", "rank": ""}
+
+
+def verification_text(console: Console, found: Verification) -> None:
+    """The headline, a row for each number, the verdict with its software and rank."""
+    m, plan = found.measurement, found.estimate.plan
+    console.print(headline(found.estimate), markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for name in ("Predicted", "Measured", "Difference"):
+        table.add_column(name, justify="right")
+    table.add_column("Unit")
+    table.add_column("Within")
+    for row in found.rows:
+        numbers = (f"{row.predicted:,}", f"{row.measured:,}", f"{row.difference:+,}" if row.difference else "0")
+        table.add_row(row.what, *numbers, UNITS[row.kind], "yes" if found.within(row) else "no")
+    console.print(table)
+    off = [r for r in found.rows if not found.within(r)]
+    slack = f"{found.tolerance_bytes:,} bytes"
+    verdict = f"{len(off)} of {len(found.rows)} rows differ by more than {slack}" if off else f"All {len(found.rows)} rows agree to {slack}"
+    rank = f"pipeline rank {m.rank} of {plan.pp}" if plan.pp > 1 else f"rank 0 of {plan.gpus}"
+    console.print(f"{verdict}. Measured: {rank}, second step, {m.software}, {m.seconds:.1f} s.", markup=False)
