@@ -5,6 +5,7 @@ Without a pipeline it is rank 0, which holds the largest shards; with one every 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import warnings
@@ -34,7 +35,7 @@ def probe(run: Run) -> Measurement:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's about its own parts
-            found, _ = measure(table)
+            found, _ = measure(table, shorten=True)
     except TrainwrightError:
         raise
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, KeyError, AttributeError) as error:
@@ -44,18 +45,22 @@ def probe(run: Run) -> Measurement:
     return _measurement(found, run.plan.pp > 1, time.perf_counter() - began)
 
 
-def measure(table: Mapping[str, Any], trace: bool = False) -> tuple[dict[str, Any], Tracker]:
+def measure(table: Mapping[str, Any], trace: bool = False, *, shorten: bool = False, fake: bool = True) -> tuple[dict[str, Any], Tracker]:
     """The numbers of a run as `scope.measurable` writes it (keys as in `report`), and the tracker behind them.
 
-    A pipeline's answer is that of its worst rank; ``ranks`` then holds the peak of each.
+    A pipeline's answer is that of its worst rank; ``ranks`` then holds the peak of each. `shorten`: without a pipeline, the micro-batches between the first
+    and the last do the same each; one of them runs and its messages count for all. Without `fake` tensors are real, on the CPU (eager attention, no pipelines).
     """
     strategy = table["strategy"]
     if strategy.get("pp", 1) > 1:
         return measure_stages(table, trace)
     tracker = Tracker(trace)
     size = strategy.get("dp", 1) * strategy.get("tp", 1)
-    with world(size), FakeTensorMode(), tracker:
-        result = two_steps(Program(table, tracker), tracker)
+    with world(size), FakeTensorMode() if fake else contextlib.nullcontext(), tracker:
+        program = Program(table, tracker)
+        program.shorten = shorten
+        result = two_steps(program, tracker)
+        del program
     gc.collect()
     return result, tracker
 

@@ -107,10 +107,21 @@ def _types(run: Run) -> None:
 
 
 def _tensor(run: Run) -> None:
-    if run.plan.tp > 1 and run.plan.pp > 1:
+    plan, job = run.plan, run.job
+    if plan.tp == 1:
+        return
+    if plan.pp > 1:
         raise SpecError("tensor parallelism inside a pipeline cannot be measured", "strategy.tp", [1])
-    if run.plan.tp > 1 and run.job.method == "lora":
+    if job.method == "lora":
         raise SpecError("adapters under tensor parallelism cannot be measured", "training.method", ["full"])
+    sharded = plan.structure.sharding != "none" or plan.dp > 1
+    whole_norms = not plan.structure.sequence_parallel or run.model.model_type == "qwen3"
+    if not sharded and whole_norms and job.optimizer_kernel != "for-loop":
+        raise SpecError(
+            f"PyTorch's {job.optimizer_kernel} optimizer refuses norms that are whole beside tensors that are split",
+            "training.optimizer_kernel",
+            ["for-loop"],
+        )
 
 
 def _adapters(model: ModelSpec, targets: Iterable[str]) -> None:

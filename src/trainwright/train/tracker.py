@@ -22,7 +22,7 @@ SHAPES_ONLY = ("_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_c
 
 
 class Tracker(TorchDispatchMode):
-    """`current` and `peak` in bytes; `phase` is written by the program; `messages` by (axis, collective, dtype, phase)."""
+    """`current` and `peak` in bytes; `phase` and `weight` are written by the program; `messages` by (axis, collective, dtype, phase)."""
 
     def __init__(self, trace: bool = False) -> None:
         super().__init__()
@@ -34,6 +34,7 @@ class Tracker(TorchDispatchMode):
         self.events: list[str] | None = [] if trace else None
         self.axes: dict[str, tuple[str, int]] = {}
         self.messages: dict[tuple[str, str, int, str, str], list[int]] = collections.defaultdict(lambda: [0, 0])
+        self.weight = 1  # how many messages each one stands for
         self._paused = 0
         self._undo: list[Callable[[], None]] = []
 
@@ -107,8 +108,8 @@ class Tracker(TorchDispatchMode):
 
     def message(self, axis: str, collective: str, size: int, dtype: str, payload: int) -> None:
         entry = self.messages[(axis, collective, size, dtype, self.phase)]
-        entry[0] += 1
-        entry[1] += payload
+        entry[0] += self.weight
+        entry[1] += payload * self.weight
 
     def _message(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.__name__.split(".")[0].strip("_").removesuffix("_coalesced").removesuffix("_into_tensor").removesuffix("_tensor")
