@@ -1,4 +1,4 @@
-"""PyTorch itself against the estimate: every strategy that runs on fake tensors, a tiny model, to 8 KiB and to the call. Skipped without the extra ``train``."""
+"""PyTorch itself against the estimate: every strategy that runs on fake tensors, a tiny model, to 8 KiB and to the call. Needs the extra ``train``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_estimate_and_pytorch_agree(name: str) -> None:
     assert found.exact
 
 
-@pytest.mark.filterwarnings("ignore:::torch")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_micro_batches_between_the_first_and_the_last_are_alike() -> None:
     """One of them runs for all; all of them measured say the same."""
     from trainwright.resolve import resolve
@@ -112,7 +112,7 @@ def test_micro_batches_between_the_first_and_the_last_are_alike() -> None:
         assert measure(table)[0] == measure(table, shorten=True)[0]
 
 
-@pytest.mark.filterwarnings("ignore:::torch")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_measured_rows_of_the_data_come_out_again() -> None:
     from trainwright.train.probe import measure
 
