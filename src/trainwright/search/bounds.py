@@ -8,6 +8,8 @@ not fit are refused by it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..cost.table import Column, PlanTable
@@ -16,19 +18,33 @@ from ..sharding import SHARDINGS
 from ..spec.blocks import Block
 from ..spec.optimizer import OPTIMIZERS
 from ..spec.plan import Structure
-from ..spec.precision import activation_bytes
+from ..spec.precision import DTYPE_BYTES, activation_bytes
 from .rules import Case
 
 
 def least_device_bytes(case: Case, table: PlanTable) -> Column:
-    """Bytes of a card that every plan needs at least; float, one entry a plan."""
+    """Bytes of a card that every plan needs at least; float, one entry a plan.
+
+    The largest of what a rank holds after its forward passes, at the loss, and once gradients exist.
+    """
     found = np.zeros(len(table))
     for structure, rows in table.by_structure():
         part = table.take(rows)
         layers = first_rank_layers(case, structure, part)
-        found[rows] = states(case, structure, part, layers)
+        owned = states(case, structure, part, layers)
+        whole = gradients(case, structure, part, layers)
+        loss = logits(case, structure, part)
+        gathered = unsharded(case, structure, part, layers)
+        several = (part.pp > 1) & (part.accumulation > 1)
+        stays = np.where("parameters" in SHARDINGS[structure.sharding].splits, 0.0, gathered)  # from the forward pass to the end of the backward pass
+        later = owned + whole + np.where(several, loss + stays, 0.0)  # on the last rank
         if structure.offload != "activations-cpu":
-            found[rows] += saved(case, structure, part, layers) * in_flight(structure, part)
+            one, flying = saved(case, structure, part, layers), in_flight(structure, part)
+            alone = np.where(part.pp == 1, loss, 0.0)
+            first = owned + stays + one * flying + np.maximum(alone, recomputed(case, structure, part))
+            inside = owned + whole + np.where(several, gathered + one * np.maximum(flying - 1, 0), 0.0)
+            later = np.maximum(np.maximum(first, inside), later)
+        found[rows] = later
     return found
 
 
@@ -63,6 +79,9 @@ def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -
     if job.method == "qlora":
         return np.zeros(len(table))
     weight = activation_bytes(job.precision) if job.method == "full" or job.precision != "fp32" else 2
+    if _one_copy(case, structure):
+        weight = 4  # the shards; gathered copies are left out
+        splits = {**splits, "parameters": "dp_shard"}
     optimizer = OPTIMIZERS[job.optimizer]
     kept = 0.0
     if job.method == "full" and not structure.offload.startswith("optimizer") and not optimizer.pageable and not optimizer.factored:
@@ -75,6 +94,57 @@ def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -
         # experts are sharded over what is left of data parallelism besides ep, at most over all of it
         owned = owned + layers * experts / (table.ep * table.etp) * (weight + kept) / np.maximum(shards, table.dp * table.cp * table.tp)
     return owned
+
+
+def gradients(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
+    """Gradients of a rank's dense layers when a backward pass ends: shards where they are split, whole where nobody reduces before the end of the step.
+
+    FSDP2 under pipeline stages adds up whole gradients, in the type of its reduction, until the last micro-batch.
+    """
+    job = case.job
+    if job.method != "full" or job.optimizer_in_backward:
+        return np.zeros(len(table))
+    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block, _ in case.model.counts), default=0)
+    splits = SHARDINGS[structure.sharding].splits
+    shards = np.maximum(table.dp_shard * table.cp, 1) if "gradients" in splits else np.ones(len(table))
+    moved = structure.offload.startswith(("optimizer", "params"))
+    each = (0 if moved else min(activation_bytes(job.precision), DTYPE_BYTES[job.gradient_dtype])) / shards
+    if _one_copy(case, structure):
+        kept = (table.pp > 1) & (table.accumulation > 1)
+        each = np.maximum(each, np.where(kept, DTYPE_BYTES[job.gradient_dtype], 0))
+    return layers * dense / table.tp * each
+
+
+def unsharded(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
+    """Parameters of a rank's dense layers as FSDP2 gathers them. ZeRO-2 keeps them from the forward pass on; a pipeline stage keeps what a backward
+    pass gathered, except of the last one (torch/distributed/pipelining/stage.py)."""
+    if not _one_copy(case, structure):
+        return np.zeros(len(table))
+    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block, _ in case.model.counts), default=0)
+    return layers * dense / table.tp * (1 if structure.fp8_params else activation_bytes(case.job.precision))
+
+
+def _one_copy(case: Case, structure: Structure) -> bool:
+    """FSDP2 with mixed precision: parameters are fp32 shards, without masters beside them."""
+    job = case.job
+    wide = job.master_weights == "fp32" and not job.autocast and job.precision != "fp32"
+    return structure.framework == "fsdp2" and "gradients" in SHARDINGS[structure.sharding].splits and job.method == "full" and wide
+
+
+def logits(case: Case, structure: Structure, table: PlanTable) -> Column:
+    """Logits of a micro-batch in fp32 on the rank with the loss; PyTorch's own loss has log-softmax and its gradient together."""
+    if case.job.loss not in ("plain", "vocab-parallel") or structure.compile:
+        return np.zeros(len(table))
+    copies = 2 if structure.framework == "fsdp2" and case.job.loss == "plain" else 1
+    return 4.0 * copies * table.micro_batch_size * case.job.seq_len / table.cp * case.model.vocab / table.tp
+
+
+def recomputed(case: Case, structure: Structure, table: PlanTable) -> Column:
+    """What one layer saves, which is there again when backward reaches it."""
+    if structure.recompute != "full" or structure.compile or case.job.method != "full":
+        return np.zeros(len(table))
+    plain = replace(structure, recompute="none", recompute_every=1)
+    return saved(case, plain, table, np.ones(len(table)))
 
 
 def in_flight(structure: Structure, table: PlanTable) -> Column:
@@ -99,6 +169,8 @@ def saved(case: Case, structure: Structure, table: PlanTable, layers: Column) ->
     sequence = np.where(structure.sequence_parallel, table.tp, 1)
     if structure.compile or not _keeps_all(case, structure):
         width = case.model.hidden / sequence / max(structure.recompute_every, 1)
+        if structure.recompute == "selective" and not structure.compile and case.framework(structure).memory.selective == "op-list":
+            width = width + min((second_products(block) for block, _ in case.model.counts), default=0) / table.tp
     else:
         widths = [block_widths(block) for block, _ in case.model.counts]
         width = min(w[0] for w in widths) / sequence + min(w[1] for w in widths) / table.tp
@@ -109,6 +181,14 @@ def _keeps_all(case: Case, structure: Structure) -> bool:
     """Whether what products, norms and activations read is saved: without recomputation, or where selective means the attention core alone."""
     core_only = case.framework(structure).memory.selective == "core_attn" and structure.recompute_modules in ((), ("core_attn",))
     return structure.recompute == "none" or (structure.recompute == "selective" and core_only)
+
+
+def second_products(block: Block) -> int:
+    """Elements a token of the outputs of every second matrix product, whichever comes first; 0 where products have biases, which do not count as such."""
+    products = [op for op in block if op.kind == "linear"]
+    if any(len(op.weights) != 1 for op in products) or any(op.experts for op in block):
+        return 0
+    return min(sum(op.width for op in products[k::2]) for k in (0, 1))
 
 
 def block_widths(block: Block) -> tuple[int, int]:
