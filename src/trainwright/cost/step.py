@@ -8,7 +8,7 @@ pipeline in `cost.pipeline_time`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -122,6 +122,20 @@ class Span:
     p2p: Column
 
 
+def alike(table: PlanTable) -> PlanTable:
+    """The table with schedules that place stages alike and send alike as one: as many structures as a screen has to price. 1F1B stands for all that
+    run as it does outside of the pipeline's span."""
+
+    def stand_in(s: Structure) -> Structure:
+        if s.schedule in ("1f1b", "gpipe", "dualpipe") or s.offload == "activations-cpu":  # what offload moves is the memory's to say
+            return s
+        return replace(s, schedule="zb-v" if SCHEDULES[s.schedule].placement == "v" else "1f1b")
+
+    order: dict[Structure, int] = {}
+    codes = np.array([order.setdefault(stand_in(s), len(order)) for s in table.structures], dtype=np.int64)
+    return replace(table, structures=tuple(order), structure=codes[table.structure]) if len(codes) else table
+
+
 def screen(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -130,9 +144,12 @@ def screen(
     messages: Sequence[Message],
     settings: Settings | None = None,
 ) -> TimeTable:
-    """Every plan over columns. Never above `exact`: the pipeline's span is a bound that no order of its actions can beat."""
+    """Every plan over columns. Never above `exact`: the pipeline's span is a bound that no order of its actions can beat.
+
+    `messages` may be those of ``alike(table)``.
+    """
     settings = settings or Settings()
-    p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules, detail=False)
+    p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
     span = _empty(p)
     for structure, stages, rows in _groups(model, table):
         _bound(p, span, structure, stages, rows)
@@ -249,4 +266,4 @@ def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
     return {name: parts[name] * settings.factor for name in PARTS}
 
 
-__all__ = ["PARTS", "Settings", "Term", "TimeTable", "exact", "screen"]
+__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "exact", "screen"]

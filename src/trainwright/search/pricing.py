@@ -67,10 +67,11 @@ class Equations:
         return Need(found.device_bytes + reserved, found.host_bytes_per_node, found.nvme_bytes_per_node)
 
     def screen(self, table: PlanTable) -> Column:
-        from ..cost.step import screen
+        from ..cost.step import alike, screen
         from ..cost.traffic import traffic
 
-        return self.factor * screen(self.model, self.cluster, self.job, table, traffic(self.model, self.cluster, self.job, table)).step_s
+        messages = traffic(self.model, self.cluster, self.job, alike(table))
+        return self.factor * screen(self.model, self.cluster, self.job, table, messages).step_s
 
     def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
         from ..cost.step import exact
