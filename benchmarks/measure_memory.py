@@ -63,7 +63,9 @@ def main() -> None:
         if args.only not in row["id"] or row["id"] in done:
             continue
         try:
-            measured, tracker = measure({**row["spec"], "model": config_of(row["spec"]["model"])}, args.trace is not None, fake=not args.real)
+            measured, tracker = measure(
+                {**row["spec"], "model": config_of(row["spec"]["model"])}, args.trace is not None, fake=not args.real
+            )
         except Exception as error:
             print(row["id"], "FAILED", "".join(traceback.format_exception(error)[-3:]), file=sys.stderr, flush=True)
             continue
