@@ -350,14 +350,17 @@ def test_a_larger_micro_batch_never_needs_less(case: tuple):
     config, work, layout = case
     found = ledger(config, work, *[replace(layout, micro_batch_size=m) for m in (1, 2, 3, 5, 8)])
     assert (np.diff(found.peak_bytes) >= 0).all()
-    assert (np.diff(found.saved_bytes) > 0).all()
+    same_rank = np.diff(found.pipeline_rank) == 0
+    assert (np.diff(found.saved_bytes)[same_rank] > 0).all()
     assert (np.diff(found.extra["pooled_bytes"]) >= 0).all()
 
 
 @settings(max_examples=40, deadline=None)
 @given(plans())
 def test_recomputation_never_keeps_more(case: tuple):
+    """On one stage: `saved_bytes` are the fullest rank's, and which rank that is may change with recomputation."""
     config, work, layout = case
+    layout = replace(layout, pp=1, virtual_stages=1)
     structures = [replace(layout.structure, recompute=r) for r in ("full", "selective", "none")]
     saved = [ledger(config, work, replace(layout, structure=s)).saved_bytes[0] for s in structures]
     assert saved[0] <= saved[1] or work.method != "full"
