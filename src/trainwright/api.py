@@ -55,16 +55,32 @@ def _text(source: str | Path) -> tuple[str, str]:
 
 def parse_document(text: str, where: str) -> dict[str, Any]:
     """JSON or TOML text -> dict; the first broken place is named."""
+    is_json = where.lower().endswith(".json") or (text.lstrip()[:1] in ("{", "[") and not _looks_like_toml(text))
+    if not text.strip():
+        raise SpecError("is empty", where)
     try:
-        found = json.loads(text) if text.lstrip()[:1] in ("{", "[") and not _looks_like_toml(text) else tomllib.loads(text)
+        found = json.loads(text, object_pairs_hook=lambda pairs: _without_doubles(pairs, where)) if is_json else tomllib.loads(text)
     except json.JSONDecodeError as error:
         raise SpecError(f"is no JSON: {error.msg} (line {error.lineno}, column {error.colno})", where) from None
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"is no TOML: {one_line(error)}", where) from None
     except RecursionError:
         raise SpecError("is nested too deeply", where) from None
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError("holds a number too long or a character that is none", where) from None
     if not isinstance(found, dict) or not found:
         raise SpecError("holds no table" if found else "is empty", where)
+    return found
+
+
+def _without_doubles(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """A JSON object; a key said twice is refused, as in TOML: nobody could tell which one counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [k for k, _ in pairs]
+        raise SpecError(f"says {next(k for k in names if names.count(k) > 1)[:80]!r} twice", where)
     return found
 
 

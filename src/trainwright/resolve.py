@@ -15,6 +15,7 @@ from .catalog.load import build_cluster, load_model
 from .errors import SpecError
 from .frameworks import FRAMEWORKS
 from .frameworks.base import Framework
+from .models.adapters import lora_targets
 from .spec.cluster import ClusterSpec
 from .spec.job import TrainingJob
 from .spec.model import ModelSpec
@@ -23,7 +24,6 @@ from .spec.run import RunSpec, StrategySection, TrainingSection
 
 DEFAULT_SEQ_LEN = 8192
 DEFAULT_BATCH_TOKENS = 4 * 2**20
-DEFAULT_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def resolve_job(
     if batch is None:
         batch = max(1, round(DEFAULT_BATCH_TOKENS / seq_len / replicas)) * replicas
         assumed.append(
-            f"global batch {batch:,} sequences ({batch * seq_len / 2**20:.3g} Mi tokens, the multiple of {replicas} nearest to 4 Mi)"
+            f"global batch {batch:,} sequences ({_mebi(batch * seq_len)} tokens, the multiple of {replicas} nearest to 4 Mi)"
         )
     wide = t.precision == "fp32"
     defaults = framework.defaults
@@ -144,10 +144,14 @@ def resolve_job(
         loss_chunks=t.loss_chunks,
         method=t.method,
         lora_rank=t.lora_rank,
-        lora_targets=(t.lora_targets or DEFAULT_LORA_TARGETS) if t.method != "full" else (),
+        lora_targets=lora_targets(model, t.lora_targets) if t.method != "full" else (),
         base_quantization=(t.base_quantization or "nf4") if t.method == "qlora" else None,
     )
     return job, tuple(assumed), tuple(warnings)
+
+
+def _mebi(tokens: int) -> str:
+    return f"{tokens / 2**20:,.0f} Mi" if tokens >= 1000 * 2**20 else f"{tokens / 2**20:.3g} Mi"
 
 
 def resolve_structure(s: StrategySection, framework: Framework, tp: int = 1, virtual_stages: int = 1) -> Structure:
@@ -176,8 +180,17 @@ def resolve_structure(s: StrategySection, framework: Framework, tp: int = 1, vir
         fp8_params=bool(s.fp8_params),
         compile=bool(s.compile),
         layers_per_stage=s.layers_per_stage,
-        options=tuple(sorted((s.options or {}).items())),
+        options=tuple(sorted((k, _option(k, v)) for k, v in (s.options or {}).items())),
     )
+
+
+def _option(name: str, value: Any) -> Any:
+    """A framework's own knob: a word, a number, true or false, or a list of them."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_option(name, v) for v in value)
+    if not isinstance(value, (str, int, float, bool)):
+        raise SpecError(f"{type(value).__name__} is no word, number, true or false", f"strategy.options.{name[:60]}")
+    return value
 
 
 def resolve_layout(s: StrategySection, cluster: ClusterSpec, framework: Framework) -> ParallelPlan:
@@ -255,6 +268,8 @@ def filled_spec(spec: RunSpec, cluster: ClusterSpec, job: TrainingJob, plan: Par
         "memory_margin": cluster.memory_margin,
         "scaleup_gpus": cluster.scaleup_gpus,
         "host_memory_gb": cluster.host_memory_bytes / 1e9 if cluster.host_memory_bytes else None,
+        "nvme_tb": cluster.nvme_bytes / 1e12 if cluster.nvme_bytes else None,
+        "usd_per_gpu_hour": cluster.usd_per_gpu_hour,
     }
     drop = {k: v for k, v in clusters.items() if v is not None}
     return {

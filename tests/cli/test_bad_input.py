@@ -78,6 +78,36 @@ def test_a_broken_config_is_one_line(refused: Callable[..., str], tmp_path: Path
     refused("plan", str(path), *ON)
 
 
+RUN = b'{"model": "gpt2", "cluster": "8xH100", '
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.json", RUN + b'"training": {"seq_len": 1' + b"0" * 5000 + b"}}", "too long"),
+        ("a.json", RUN + b'"training": {"seq_len": 8, "seq_len": 16}}', "says 'seq_len' twice"),
+        ("a.json", b'"x"', "holds no table"),
+        ("a.json", b"3", "holds no table"),
+        ("a.json", b"// c\n{}", "is no JSON"),
+        ("a.json", b"  \n", "is empty"),
+        ("a.json", b'{"modle": "gpt2", "cluster": "8xH100"}', "nearest: model"),
+        ("a.json", b'{"cluster": "8xH100"}', "model: is missing"),
+        ("a.json", RUN + b'"training": null}', "None is not a table"),
+        ("a.json", RUN + b'"strategy": "fsdp"}', "'fsdp' is not a table"),
+        ("a.json", RUN + b'"training": {"method": "lora", "lora_targets": "q_proj"}}', "is not a list"),
+        ("a.json", RUN + b'"strategy": {"options": {"x": {"y": 1}}}}', "strategy.options.x"),
+        ("a.json", RUN + b'"strategy": {"options": {"no_sync": [1, 2]}}}', "strategy.options.no_sync"),
+        ("a.toml", b'model = "gpt2"\nmodel = "gpt2"', "Cannot overwrite"),
+        ("a.toml", b"model = 1" + b"0" * 5000, "too long"),
+    ],
+)
+def test_a_broken_run_spec_is_one_line(refused: Callable[..., str], tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    line = refused("estimate", str(path))
+    assert says in line, line
+
+
 def test_a_huge_file_is_refused_before_it_is_read(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as f:

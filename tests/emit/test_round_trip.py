@@ -83,7 +83,7 @@ def test_readers_take_what_people_write(name):
     target, run = TARGETS[name], run_of(BY_HAND[name])
     files = target.write(settled(run, target), Options())
     for file in [f for f in files if f.endswith((".json", ".yaml")) and f not in ("config.json", "configmap.yaml")]:
-        if file.endswith(".yaml"):
+        if any(f.endswith(".yaml") for f in files):  # the reader opens them all
             pytest.importorskip("yaml")
         document = json.loads(files[file]) if file.endswith(".json") else load_yaml(files[file])
         for path in list(paths(document)):

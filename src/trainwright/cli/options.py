@@ -152,7 +152,7 @@ def read_document(model: str) -> dict[str, Any]:
 
     if model == "-" or model.lower().endswith((".toml", ".json", ".yaml", ".yml")):
         found = parse_document(read_text(model), "stdin" if model == "-" else model)
-        if "model" in found and not isinstance(found.get("model_type"), str):
+        if not isinstance(found.get("model_type"), str) and {"model", "cluster", "training", "strategy"} & set(found):
             return found
         return {"model": found} if model == "-" else {"model": model}
     return {"model": model}

@@ -11,6 +11,7 @@ from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import ParallelPlan
+from ..units import format_bytes
 from .flops import conventions, flops
 from .memory import memory
 from .memory_table import PHASES, MemoryTable
@@ -38,7 +39,19 @@ class EstimateTable:
 
     def row(self, i: int, spec: Mapping[str, Any], **said: tuple[str, ...]) -> Estimate:
         """Plan i as an `Estimate`; `spec` is its run spec, filled; `said` are reasons, warnings, assumed."""
-        return Estimate(self, i, spec, **said)
+        return Estimate(self, i, spec, **{**said, "warnings": (*said.get("warnings", ()), *self.over_budget(i))})
+
+    def over_budget(self, i: int) -> tuple[str, ...]:
+        """A node's RAM or disk that plan i needs more of than the cluster is known to have."""
+        budgets = (
+            ("host memory", self.memory.host_bytes_per_node, self.cluster.host_memory_bytes, "cluster.host_memory_gb"),
+            ("NVMe", self.memory.nvme_bytes_per_node, self.cluster.nvme_bytes, "cluster.nvme_tb"),
+        )
+        return tuple(
+            f"{where}: {what} of {format_bytes(int(need[i]))} a node is needed, and a node has {format_bytes(have)}"
+            for what, need, have, where in budgets
+            if have is not None and need[i] > have
+        )
 
 
 def evaluate(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plans: PlanTable, factor: float = 1.0) -> EstimateTable:

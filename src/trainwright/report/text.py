@@ -147,7 +147,12 @@ def time_text(console: Console, e: Estimate, explain: bool = False) -> None:
 
 
 def _numbers(numbers: Mapping[str, float] | str) -> str:
-    return numbers if isinstance(numbers, str) else ", ".join(f"{k} {v:.4g}" for k, v in numbers.items())
+    return numbers if isinstance(numbers, str) else ", ".join(f"{k} {_plain(v)}" for k, v in numbers.items())
+
+
+def _plain(value: float) -> str:
+    """Four digits without an exponent, up to where only one is readable."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def traffic_table(e: Estimate) -> Table:
@@ -170,7 +175,7 @@ def run_text(console: Console, e: Estimate) -> None:
     c = e.cost
     if c.days is not None:
         money = "" if c.usd is None else f", {format_usd(c.usd)} ({c.price_source})"
-        energy = "" if c.energy_mwh is None else f", {c.energy_mwh:,.3g} MWh"
+        energy = "" if c.energy_mwh is None else f", {_plain(c.energy_mwh)} MWh"
         console.print(f"The run: {c.days:,.1f} days, {c.gpu_hours:,.0f} GPU-hours{money}{energy}, goodput {c.goodput:.1%}.")
 
 

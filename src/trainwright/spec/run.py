@@ -27,6 +27,7 @@ SHARDING_ALIASES = {
     "2": "zero2",
     "3": "zero3",
 }
+KINDS = {"model_type": "a table", "dict_type": "a table", "tuple_type": "a list", "string_type": "a text"}  # pydantic's word: ours
 _DATE = r"^20[0-9]{2}-(0[1-9]|1[0-2])$"
 
 
@@ -175,6 +176,8 @@ def _spec_error(error: ValidationError) -> SpecError:
     if first["type"] == "literal_error":
         choices = [c.strip().strip("'") for c in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
         return SpecError(f"{found} is not one of {', '.join(choices)}", where, nearest(first.get("input"), choices))
+    if first["type"] in KINDS:
+        return SpecError(f"{found} is not {KINDS[first['type']]}", where)
     message = first["msg"].removeprefix("Value error, ")
     return SpecError(f"{found}: {message[0].lower()}{message[1:]}", where)
 

@@ -107,10 +107,8 @@ def is_frozen(kernels: Kernels) -> bool:
 
 
 def targeted(op: Op, kernels: Kernels) -> bool:
-    """Whether an adapter sits on this product. Family names differ: q_proj also finds q_a_proj, gate_proj also the experts' gate."""
-    return op.kind in ("linear", "grouped_linear") and any(
-        op.name == t or op.name.startswith(t.removesuffix("_proj") + "_") for t in kernels.targets
-    )
+    """Whether an adapter sits on this product."""
+    return op.kind in ("linear", "grouped_linear") and op.name in kernels.targets
 
 
 @lru_cache(maxsize=4096)

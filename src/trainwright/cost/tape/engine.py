@@ -168,7 +168,7 @@ def _on_rank(
         n,
         dict(zip(PARTS, breakdown)),
         {name: (after if name == "gradients" else owned)[PARTS.index(name)] for name in STATES},
-        saved.sum(axis=0),
+        np.maximum(saved, 0).sum(axis=0),
         phases,
         detail=Detail(model, job, structure, table, rank, variant, columns),
         peak_phase=found.phase[moment],

@@ -201,9 +201,8 @@ class Symbols:
         from ..parameters import optimizer_state, owned_shape
 
         ws = tuple(ws)
-        kinds = self._weights(ws, "shard", shard_elements, self, 1) if sharded else ""
-        shapes = [(w.shape, self.splits(w)) for w in ws]
-        name = f"{opt.name} states{' of matrices' if matrix else ''} of {kinds}{shapes}"
+        cut = "shards of " if sharded else ""
+        name = f"{opt.name} states{' of matrices' if matrix else ''} of {cut}{self._words((w, 1) for w in ws)}"
 
         def value(c: Columns) -> IntColumn:
             total = np.zeros_like(c.batch)
@@ -241,12 +240,22 @@ class Symbols:
         plain = how == "local" and all(k[1] is None and k[2] is None for k in kinds)
         if plain:
             return self.one(factor * sum(rules[k].elements * n for k, n in kinds.items()))
-        name = f"{how}(" + " + ".join(f"{n if n > 1 else ''}{list(k[0])}/{k[1]}/{k[2]}" for k, n in kinds.items()) + ")"
+        name = f"{how}({self._words((rules[k], n) for k, n in kinds.items())})"
 
         def value(c: Columns) -> IntColumn:
             return sum((n * count(rules[k], c, k[1] is not None) for k, n in kinds.items()), np.zeros_like(c.batch))
 
         return self.symbol(name, value, factor)
+
+    def _words(self, ws: Iterable[tuple[Weight, int]]) -> str:
+        """Shapes as people read them, equal ones counted: ``2 [14336/tp, 4096] + [4096]``."""
+        found: dict[str, int] = {}
+        for w, n in ws:
+            tp, ep = self.splits(w), w.ep_dim
+            dims = (f"{d}{'/ep' * (i == ep)}{('/etp' if ep is not None else '/tp') * (i == tp)}" for i, d in enumerate(w.shape))
+            word = f"[{', '.join(dims)}]"
+            found[word] = found.get(word, 0) + n
+        return " + ".join(f"{n} {word}" if n > 1 else word for word, n in found.items())
 
     def splits(self, w: Weight) -> int | None:
         """The dimension that tensor parallelism splits here, if it does."""
