@@ -115,9 +115,7 @@ def resolve_job(
     batch = t.global_batch_size
     if batch is None:
         batch = max(1, round(DEFAULT_BATCH_TOKENS / seq_len / replicas)) * replicas
-        assumed.append(
-            f"global batch {batch:,} sequences ({_mebi(batch * seq_len)} tokens, the multiple of {replicas} nearest to 4 Mi)"
-        )
+        assumed.append(f"global batch {batch:,} sequences ({_mebi(batch * seq_len)} tokens, the multiple of {replicas} nearest to 4 Mi)")
     wide = t.precision == "fp32"
     defaults = framework.defaults
     gradient = t.gradient_dtype or ("fp32" if wide else str(defaults.get("gradient_dtype", "fp32")))

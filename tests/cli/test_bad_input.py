@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +52,12 @@ ON = ("--on", "8xH100")
         (("estimate", "gpt2", *ON, "--tp", "8"), "heads"),
         (("memory", "7B", *ON, "--zero", "4"), "zero3"),
         (("estimate", "nowhere.toml"), "nowhere.toml"),
+        (("simulate", "nonsense"), "tensor-parallel"),
+        (("schedule", "1f1b", "--stages", "4", "--microbatches", "0"), "microbatches"),
+        (("schedule", "interleaved-zb1p", "--stages", "1000000000", "--microbatches", "4"), "stages: more than"),
+        (("explain", "0 bytes", "--model", "gpt2", "--on", "8xH100"), "no size of a tensor"),
+        (("explain", "1 GiB", "--model", "gpt2"), "--on"),
+        (("explain", "1 GiB", "--plan", "nowhere"), "nowhere: cannot be read"),
         (("estimate", "nowhere/config.json", *ON), "nowhere"),
     ],
 )
@@ -129,3 +138,37 @@ def test_a_hostile_name_stays_a_name(refused: Callable[..., str]) -> None:
     line = refused("plan", "$(touch /tmp/pwned)\n\x1b[31m", *ON)
     assert "\x1b" not in line
     assert not Path("/tmp/pwned").exists()
+
+
+def test_an_empty_list_of_actions(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "empty.csv"
+    path.write_text("")
+    assert "no action in it" in refused("schedule", str(path))
+
+
+@pytest.mark.parametrize("arguments", [(), ("simulate",)])
+def test_a_bare_command_prints_its_help(run: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    ran = run(*arguments)
+    assert (ran.status, ran.err) == (0, "")
+    assert "Commands:" in ran.out
+
+
+@pytest.mark.parametrize("arguments", ["", "models", "models --json", "plan --help", "estimate gpt2 --on 8xH100 --json"])
+def test_a_reader_that_leaves_is_no_error(arguments: str) -> None:
+    """``trainwright ... | head -1`` in a shell: no traceback, no second line of complaint."""
+    command = f"{sys.executable} -m trainwright {arguments} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m trainwright models --json > /dev/full"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1

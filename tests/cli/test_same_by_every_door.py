@@ -22,7 +22,21 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "megatron": (
-        ("llama-3.2-1b", "--on", "8xA100-40GB", "--framework", "megatron", "--tp", "2", "--pp", "2", "--global-batch", "64", "--tokens", "3e9"),
+        (
+            "llama-3.2-1b",
+            "--on",
+            "8xA100-40GB",
+            "--framework",
+            "megatron",
+            "--tp",
+            "2",
+            "--pp",
+            "2",
+            "--global-batch",
+            "64",
+            "--tokens",
+            "3e9",
+        ),
         {
             "model": "llama-3.2-1b",
             "cluster": "8xA100-40GB",

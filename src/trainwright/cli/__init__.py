@@ -56,26 +56,44 @@ def build() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command line and exits with its status."""
+    try:
+        status = _status(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, less) has gone: nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except OSError as error:  # a full disk behind standard output
+        status = _fail(f"standard output: {error.strerror or error}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)
+
+
+def _status(arguments: Sequence[str] | None) -> int:
     command = typer.main.get_command(build())
     try:
         status = command.main(args=arguments, prog_name="trainwright", standalone_mode=False)
-        sys.stdout.flush()
     except UsageError as error:
-        _fail(_usage(error))
+        if type(error).__name__ == "NoArgsIsHelpError":  # a bare command: its help, which is no mistake
+            print(error)
+            return 0
+        return _fail(_usage(error))
     except TrainwrightError as error:
-        _fail(str(error))
+        return _fail(str(error))
     except typer.Exit as error:
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:  # the reader (head, less) has gone: nothing is wrong
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 130
+    except SystemExit as error:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # how typer meets a broken pipe, with status 1
+            raise BrokenPipeError from None
+        return error.code if isinstance(error.code, int) else 0
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        _fail(f"{error.filename or 'file'}: {error.strerror or error}")
+        return _fail(f"{error.filename or 'file'}: {error.strerror or error}")
     except RecursionError:
-        _fail("the input is nested too deeply")
-    sys.exit(status if isinstance(status, int) else 0)
+        return _fail("the input is nested too deeply")
+    return status if isinstance(status, int) else 0
 
 
 def _usage(error: Exception) -> str:
@@ -88,7 +106,8 @@ def _usage(error: Exception) -> str:
         return where + message
     word = getattr(error, "option_name", None)
     if word is None and message.startswith("No such command"):
-        near = nearest(message.split("'")[1] if "'" in message else message, getattr(context.command, "commands", {}))
+        commands = sorted(name for name, c in getattr(context.command, "commands", {}).items() if not c.hidden)
+        near = nearest(message.split("'")[1] if "'" in message else message, commands) or commands
         return f"{where}{message} (nearest: {', '.join(near)})" if near else where + message
     if word:
         options = [o for p in context.command.params for o in p.opts]
@@ -97,6 +116,6 @@ def _usage(error: Exception) -> str:
     return where + message
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> int:
     print(f"trainwright: {message}" if not message.startswith("trainwright") else message, file=sys.stderr)
-    sys.exit(2)
+    return 2

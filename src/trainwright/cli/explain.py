@@ -23,18 +23,18 @@ def explain(
     """
     from dataclasses import asdict
 
-    from ..api import load
+    from ..api import load, parse_document
     from ..cost.oom import explain_allocation
     from ..errors import SpecError
     from ..resolve import resolve
     from ..units import format_bytes
-    from .options import read_document
-    from .output import print_json, print_rows
+    from .output import print_json, print_rows, read_text
 
     if bool(plan) == bool(model):
         raise SpecError("a run is needed: --plan run.toml, or --model and --on", "explain")
-    document = read_document(plan) if plan else {"model": model, "cluster": on}
-    run = resolve(load(document))
+    if model and not on:
+        raise SpecError("which GPUs? none are named", "--on", ["--on 8xH100"])
+    run = resolve(load(parse_document(read_text(plan), "stdin" if plan == "-" else plan) if plan else {"model": model, "cluster": on}))
     suspects = explain_allocation(message, run.model, run.cluster, run.job, run.plan, top)
     if json_:
         print_json([asdict(s) for s in suspects])

@@ -126,7 +126,7 @@ def _sized(
     if name == "-" or name.lower().endswith(".csv"):
         from .output import read_text
 
-        table = read_csv(read_text(name, 64_000_000), "stdin" if name == "-" else name)
+        table = read_csv(read_text(name, 64_000_000) + "\n", "stdin" if name == "-" else name)
         place = table.placement
         return Sized(table, place.ranks, place.microbatches, place.chunks, costs), ""
     plain = name.lower().replace("_", "-")

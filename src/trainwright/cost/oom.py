@@ -54,6 +54,8 @@ def read_allocation(text: str) -> tuple[int, int]:
         raise SpecError(f"{text[:80]!r} names no size", "allocation", ["Tried to allocate 9.47 GiB"])
     digits, unit = found[1].replace(",", "").replace("_", ""), UNITS[found[2].upper()]
     decimals = len(digits.partition(".")[2])
+    if not 1 <= float(digits) * unit < 2**60:
+        raise SpecError(f"{found[0][:40]!r} is no size of a tensor", "allocation", ["Tried to allocate 9.47 GiB"])
     return round(float(digits) * unit), max(round(0.5 * 10**-decimals * unit), 1)
 
 

@@ -210,6 +210,8 @@ class Schedule:
         none.
         """
         v = self.default_chunks if virtual_stages is None else virtual_stages
+        if isinstance(stages, int) and stages > MAX_ACTIONS // 2:  # before a rule looks for the nearest legal numbers of so many
+            raise SpecError(f"more than {MAX_ACTIONS:,} actions", "stages", [MAX_ACTIONS // 2])
         self.check(stages, microbatches, v)
         most = MAX_ACTIONS // (2 * stages * v)
         require(

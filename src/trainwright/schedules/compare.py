@@ -29,7 +29,7 @@ class Sized:
     def replay(self, microbatches: int | None = None) -> Timeline:
         """Replayed, on `microbatches` smaller ones where given: the same work and the same activations in more pieces."""
         m = microbatches or self.microbatches
-        part = self.microbatches / m
+        part = self.microbatches / m if m else 1
         if part != 1 and isinstance(self.name, ActionTable):
             raise SpecError("a list of actions has its own microbatches", "microbatches", str(self.microbatches))
         scaled: dict[str, Any] = {
