@@ -83,10 +83,8 @@ def _status(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except SystemExit as error:
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # how typer meets a broken pipe, with status 1
-            raise BrokenPipeError from None
-        return error.code if isinstance(error.code, int) else 0
+    except SystemExit:  # no command exits by itself: typer or rich at a pipe whose reader has gone (with 1), or the shell's completion
+        return 0
     except BrokenPipeError:
         raise
     except OSError as error:
