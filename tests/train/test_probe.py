@@ -51,6 +51,9 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "FSDP2 zero3, accumulating": (QWEN2, {"global_batch_size": 20}, {"sharding": "zero3"}),
     "FSDP2 zero3, reduced every micro-batch": (QWEN2, {"global_batch_size": 20}, {"sharding": "zero3", "options": {"no_sync": False}}),
     "FSDP2 zero3, selective recompute, eager": (QWEN3, {}, {"sharding": "zero3", "recompute": "selective", "attention": "eager"}),
+    "Gemma": (LLAMA | {"model_type": "gemma", "tie_word_embeddings": True}, {}, {}),
+    "OLMo 2": (LLAMA | {"model_type": "olmo2"}, {}, {}),
+    "StarCoder 2": (LLAMA | {"model_type": "starcoder2"}, {}, {}),
     "HSDP": (LLAMA, {}, {"sharding": "zero3", "dp_replicate": 2, "dp_shard": 2}),
     "replicate()": (GPT, {}, {"sharding": "none"}),
     "TP": (

@@ -46,6 +46,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deepspeed": (spec(framework="deepspeed"), "strategy.framework.*nearest: fsdp2, ddp"),
     "mixture of experts": (spec(model="mixtral-8x7b"), "model: .*mixture of experts"),
     "family": (spec(model="gemma-2-9b"), "model: the family gemma2 .*nearest: gpt2, llama"),
+    "tensor parallel family": (
+        spec(model=LLAMA | {"model_type": "olmo2"}, tp=2),
+        "model: the family olmo2 .*tensor parallelism.*nearest: gpt2",
+    ),
     "offload": (spec(offload="optimizer-cpu"), "strategy.offload.*nearest: none"),
     "compile": (spec(compile=True), "strategy.compile.*nearest: False"),
     "context parallel": (spec(cp=2), "strategy.cp.*nearest: 1"),

@@ -1,4 +1,4 @@
-"""Modules of a family from its configuration: a plain GPT, transformers' own Llama, Mistral, Qwen2, Qwen3; attention by kernel, LoRA, tensor-parallel plans,
+"""Modules of a family from its configuration: a plain GPT, transformers' own for the others; attention by kernel, LoRA, tensor-parallel plans,
 checkpoints.
 """
 
@@ -151,13 +151,12 @@ def build(config: Mapping[str, Any], kind: str) -> Any:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register("by_kernel", hf_attention)
-    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}[config.pop("model_type")]
     for key in ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "attn_implementation"):
         config.pop(key, None)
-    made = getattr(transformers, f"{name}Config")(**config)
+    made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     made._attn_implementation = "by_kernel"
     made.kernel = kind
-    return HF(getattr(transformers, f"{name}ForCausalLM")(made))
+    return HF(transformers.AutoModelForCausalLM.from_config(made, attn_implementation="by_kernel"))
 
 
 class LoRA(nn.Module):

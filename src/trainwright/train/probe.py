@@ -9,12 +9,13 @@ import contextlib
 import gc
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.utils import logging
 
 from ..errors import SpecError, TrainwrightError, one_line
 from ..measure.verify import Measurement, SentMessage
@@ -33,8 +34,7 @@ def probe(run: Run) -> Measurement:
     table = measurable(run)
     began = time.perf_counter()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's about its own parts
+        with quiet():
             found, _ = measure(table, shorten=True)
     except TrainwrightError:
         raise
@@ -43,6 +43,19 @@ def probe(run: Run) -> Measurement:
             f"PyTorch {torch.__version__} refuses this run: {type(error).__name__}: {one_line(error, 300)}", "strategy"
         ) from error
     return _measurement(found, run.plan.pp > 1, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """PyTorch's warnings about its own parts and transformers' about token numbers say nothing about the run."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def measure(table: Mapping[str, Any], trace: bool = False, *, shorten: bool = False, fake: bool = True) -> tuple[dict[str, Any], Tracker]:

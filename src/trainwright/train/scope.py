@@ -15,7 +15,8 @@ from ..resolve import Run
 from ..spec.model import ModelSpec
 
 EXTRA = "pip install 'trainwright[train]'"
-MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+SPLIT_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")  # with tensor parallelism, pipelines and adapters too
+MODEL_TYPES = (*SPLIT_TYPES, "gemma", "granite", "olmo", "olmo2", "olmo3", "phi", "phi3", "smollm3", "stablelm", "starcoder2", "nemotron")
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
 SCHEDULES = ("1f1b", "gpipe")
 GPT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
@@ -48,6 +49,7 @@ def measurable(run: Run) -> dict[str, Any]:
     if training["method"] == "lora":
         _adapters(run.model, training["lora_targets"])
     _types(run)
+    _split(run)
     _tensor(run)
     return {"model": model, "training": training, "strategy": strategy}
 
@@ -104,6 +106,14 @@ def _types(run: Run) -> None:
         "training.master_weights",
         ["none"],
     )
+
+
+def _split(run: Run) -> None:
+    """Plans for tensor parallelism, stages and adapters know the modules of some families."""
+    kind, plan = run.model.model_type, run.plan
+    if kind not in SPLIT_TYPES and (plan.tp > 1 or plan.pp > 1 or run.job.method != "full"):
+        what = "tensor parallelism" if plan.tp > 1 else "a pipeline" if plan.pp > 1 else "an adapter"
+        raise SpecError(f"the family {kind} cannot be measured with {what}", "model", SPLIT_TYPES)
 
 
 def _tensor(run: Run) -> None:
