@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -273,6 +274,7 @@ def world(size: int, rank: int = 0) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        debug._clear_sharding_prop_cache()  # it knows this world's groups by name
 
 
 def two_steps(program: Program, tracker: Tracker) -> dict[str, Any]:
