@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import SpecError, TrainwrightError, one_line
-from .spec.run import ClusterSection, RunSpec, parse_cluster, validate
+from .spec.run import ClusterSection, RunSpec, validate
 
 if TYPE_CHECKING:
     from .cost.estimate import Estimate
@@ -30,6 +30,8 @@ def load(source: Source) -> RunSpec:
         return source
     if isinstance(source, Mapping):
         return validate(dict(source))
+    if not isinstance(source, (str, Path)):
+        raise SpecError(f"{type(source).__name__} is no run spec: a path, a dict, or JSON or TOML text is")
     text, where = _text(source)
     return validate(parse_document(text, where))
 
@@ -198,6 +200,8 @@ def plan(
     from .search.pricing import calibrated
     from .search.rank import SearchOptions, search
 
+    if isinstance(top, bool) or not isinstance(top, int):
+        raise SpecError(f"{str(top)[:40]!r} is no whole number of plans", "top")
     task = resolve_task(load(spec), catalog_files)
     options = SearchOptions(top=top, objective=objective, max_cost=max_cost, deadline_s=deadline_s, max_gpus=max_gpus)
     factor = profile.factor(task.cluster.gpu.id, task.framework.name) if profile else 1.0
@@ -264,8 +268,13 @@ def collective_time(kind: str, bytes: float, cluster: str | Mapping[str, Any], g
     from .catalog.load import build_cluster
     from .cost.collectives import collective_time as seconds
 
-    table = parse_cluster(cluster) if isinstance(cluster, str) else dict(cluster)
-    spec = validate({"model": "7B", "cluster": table}).cluster
+    if isinstance(bytes, bool) or not isinstance(bytes, (int, float)):
+        raise SpecError(f"{str(bytes)[:40]!r} is no number of bytes", "bytes")
+    if isinstance(gpus, bool) or not isinstance(gpus, int):
+        raise SpecError(f"{str(gpus)[:40]!r} is no whole number of GPUs", "gpus")
+    spec = validate(
+        {"model": "7B", "cluster": cluster if isinstance(cluster, str) or not isinstance(cluster, Mapping) else dict(cluster)}
+    ).cluster
     return float(seconds(kind, bytes, build_cluster(spec), gpus, algorithm))
 
 

@@ -144,3 +144,44 @@ def test_a_folder_or_nothing_is_no_run_spec(tmp_path: Any) -> None:
 def test_parse_cluster_reads_what_people_write() -> None:
     assert parse_cluster("8xA100-40GB")["gpu"] == "A100-40GB"
     assert parse_cluster("8 x H100")["gpu"] == "H100"
+
+
+@pytest.mark.parametrize("source", [3, None, [], b"model", True])
+def test_what_is_no_run_spec_at_all(source: Any) -> None:
+    with pytest.raises(tw.SpecError, match="is no run spec"):
+        tw.load(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"bytes": "x"}, "bytes"),
+        ({"bytes": float("nan")}, "bytes"),
+        ({"cluster": 3}, "cluster"),
+        ({"gpus": 1.5}, "gpus"),
+        ({"gpus": 0}, "gpus"),
+    ],
+)
+def test_a_collective_of_nonsense(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(tw.SpecError, match=says):
+        tw.collective_time(**{"kind": "all_reduce", "bytes": 2**20, "cluster": "16xH100", "gpus": 16, **change})
+
+
+@pytest.mark.parametrize("top", ["3", 1.5, 0])
+def test_a_number_of_plans_that_is_none(top: Any) -> None:
+    with pytest.raises(tw.SpecError, match="plans"):
+        tw.plan({"model": "gpt2", "cluster": "1xH100"}, top=top)
+
+
+@pytest.mark.parametrize("seq_len", [128, 1024])
+def test_what_one_micro_batch_leaves_behind_is_never_negative(seq_len: int) -> None:
+    """A pipeline stage of FSDP2 gathers its weights late and frees them: no saving of the activations that it keeps."""
+    run = {"model": "llama-3.2-1b", "cluster": "32xB300", "training": {"seq_len": seq_len}, "strategy": {"framework": "fsdp2", "pp": 4}}
+    assert tw.estimate(run).to_dict()["memory"]["saved_bytes"] > 0
+
+
+def test_one_stage_has_no_bubble() -> None:
+    """Exactly 0, not what is left of rounding."""
+    for batch in (7, 13, 39, 512):
+        run = {"model": "gpt2", "cluster": "1xRTX-4090", "training": {"global_batch_size": batch}}
+        assert tw.estimate(run).to_dict()["time"]["breakdown"]["bubble"] == 0

@@ -248,6 +248,7 @@ def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
     sums = {name: m * (span.layers * p.layer_parts[name]).sum(axis=0) for name in p.layer_parts}
     ends = m * (span.ends[0] * p.embedding.sum(axis=0) + span.ends[1] * p.head.sum(axis=0))
     busy = sum(sums.values()) + ends + m * p.per_micro_batch
+    idle = span.makespan - span.p2p - busy
     outside = p.data_s + p.optimizer_s + p.offload_s + settings.constants["step"]["floor_s"]
     parts = {
         "compute": sums["compute"] + ends,
@@ -257,7 +258,7 @@ def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
         "pp_comm": span.p2p,
         "cp_comm": sums["cp"],
         "ep_comm": sums["ep"],
-        "bubble": np.maximum(span.makespan - span.p2p - busy, 0.0),
+        "bubble": np.where(idle > 1e-12 * span.makespan, idle, 0.0),  # the rest is rounding
         "optimizer": p.optimizer_s,
         "offload": p.offload_s,
         "other": sums["host"] + m * (p.per_micro_batch - p.data_per_micro_batch) + settings.constants["step"]["floor_s"],

@@ -36,7 +36,9 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
         loss = logits(case, structure, part)
         gathered = unsharded(case, structure, part, layers)
         several = (part.pp > 1) & (part.accumulation > 1)
-        stays = np.where("parameters" in SHARDINGS[structure.sharding].splits, 0.0, gathered)  # from the forward pass to the end of the backward pass
+        stays = np.where(
+            "parameters" in SHARDINGS[structure.sharding].splits, 0.0, gathered
+        )  # from the forward pass to the end of the backward pass
         later = owned + whole + np.where(several, loss + stays, 0.0)  # on the last rank
         if structure.offload != "activations-cpu":
             one, flying = saved(case, structure, part, layers), in_flight(structure, part)
