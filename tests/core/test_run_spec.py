@@ -182,6 +182,11 @@ def test_what_one_micro_batch_leaves_behind_is_never_negative(seq_len: int) -> N
 
 def test_one_stage_has_no_bubble() -> None:
     """Exactly 0, not what is left of rounding."""
-    for batch in (7, 13, 39, 512):
-        run = {"model": "gpt2", "cluster": "1xRTX-4090", "training": {"global_batch_size": batch}}
+    for micro_batch in (1, 2, 4, 8, 16):
+        run = {
+            "model": "gpt2",
+            "cluster": "1xRTX-4090",
+            "training": {"global_batch_size": 512},
+            "strategy": {"sharding": "none", "micro_batch_size": micro_batch},
+        }
         assert tw.estimate(run).to_dict()["time"]["breakdown"]["bubble"] == 0
