@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from trainwright.cli.output import write_text
+
 ON = ("--on", "8xH100")
 
 
@@ -172,3 +174,19 @@ def test_a_full_disk_behind_standard_output() -> None:
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_no_regular_file_is_written_into(tmp_path: Path) -> None:
+    """``-o /dev/stdout``, a pipe, a link: renaming a file over them would take their place."""
+    pipe, link, real = tmp_path / "pipe", tmp_path / "link", tmp_path / "real.toml"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "plan")
+    assert os.read(reader, 100) == b"plan"
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to(real)
+    write_text(link, "plan")
+    assert link.is_symlink()
+    assert real.read_text() == "plan"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe", "real.toml"]

@@ -88,10 +88,18 @@ def table_format(json_: bool, csv_: bool, markdown: bool) -> str:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Writes the whole file or nothing: to a temporary file beside it, then renamed over it."""
-    target = Path(path)
+    """Writes the whole file or nothing: to a temporary file beside it, then renamed over it. A link keeps pointing where it did; what is no regular
+    file (a pipe, ``/dev/stdout``) is written into, never replaced."""
+    target = Path(os.path.realpath(path))
     if target.is_dir():
         raise SpecError("is a folder, a file is needed", str(target), [str(target / "plan.toml")])
+    if target.exists() and not target.is_file():
+        try:
+            with target.open("w", encoding="utf-8") as f:
+                f.write(text)
+        except OSError as error:
+            raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
+        return Path(path)
     folder = target.parent
     if not folder.is_dir():
         raise SpecError("the folder does not exist", str(folder))
@@ -109,7 +117,7 @@ def write_text(path: str | Path, text: str) -> Path:
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
         raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
-    return target
+    return Path(path)
 
 
 def read_text(path: str, limit: int = 10_000_000) -> str:
