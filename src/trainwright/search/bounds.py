@@ -46,6 +46,10 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
             first = owned + stays + one * flying + np.maximum(alone, recomputed(case, structure, part))
             inside = owned + whole + np.where(several, gathered + one * np.maximum(flying - 1, 0), 0.0)
             later = np.maximum(np.maximum(first, inside), later)
+        mean = case.layers / part.pp  # some rank has so many
+        fullest = states(case, structure, part, mean) + gradients(case, structure, part, mean)
+        fullest = fullest + np.where(several, unsharded(case, structure, part, mean), 0.0)
+        later = np.maximum(later, fullest)
         found[rows] = later
     return found
 
@@ -62,12 +66,15 @@ def least_offload_seconds(case: Case, table: PlanTable) -> Column:
 
 
 def first_rank_layers(case: Case, structure: Structure, table: PlanTable) -> Column:
-    """At least so many layers stand on the first pipeline rank: every chunk has the floor of its slots, the first one less for the embedding."""
+    """At least so many layers stand on the first pipeline rank: its share of the slots, larger stages first, less one for each end that it holds."""
     if structure.layers_per_stage is not None:
         return np.zeros(len(table))
-    chunk = (case.layers + 2) // (table.pp * table.virtual_stages)
-    ends = np.where(structure.schedule in ("zb-v", "v-half", "v-min", "dualpipe-v"), 2, 1)
-    return np.where(table.pp == 1, case.layers, np.maximum(chunk * table.virtual_stages - ends, 0)).astype(float)
+    chunk, larger = np.divmod(case.layers + 2, table.pp * table.virtual_stages)
+    if SCHEDULES[structure.schedule].placement == "loop":
+        slots, ends = chunk * table.virtual_stages + -(-larger // table.pp), 1
+    else:
+        slots, ends = chunk * table.virtual_stages, 2
+    return np.where(table.pp == 1, case.layers, np.maximum(slots - ends, 0)).astype(float)
 
 
 def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
@@ -201,6 +208,8 @@ def block_widths(block: Block) -> tuple[int, int]:
     found: dict[str, int] = {}
     for op in block:
         if op.experts or op.kind not in ("linear", "attention", "activation", "multiply", "norm") or (op.heads and op.kind == "norm"):
+            continue
+        if op.kind == "activation" and op.function.startswith("relu"):  # keeps its output
             continue
         names = op.inputs[:1] if op.kind in ("linear", "norm", "activation") else op.inputs
         for name in names:

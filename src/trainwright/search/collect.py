@@ -80,7 +80,7 @@ class Collector:
     """Collects the plans of one space that fit and may be among the `wanted` fastest.
 
     `margin`: share of the card kept free. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `floor`: every plan
-    screened below it is priced, however many fit. `prune` off keeps slower plans as well (where memory is what is ranked).
+    screened below it is priced, however many fit. `start`: a cutoff that is known beforehand. `prune` off keeps slower plans as well (where memory is what is ranked).
     `distinct`: plans that differ in schedule, virtual stages or the split of data parallelism only count once among the `wanted`.
     """
 
@@ -94,15 +94,13 @@ class Collector:
     floor: float = 0.0
     prune: bool = True
     distinct: bool = False
+    start: float = np.inf  # seconds of a step that enough plans are known to keep
+    seen: dict[tuple[int, str], Column] = field(default_factory=dict)  # screened times of the table at each level, NaN where nobody asked
     kept: Kept = field(default_factory=Kept)
-    first: Column | None = None  # screened times of the space's table, once known
 
     def run(self) -> Kept:
         table, kept = self.space.table, self.kept
-        kept.cutoff = self.slowest
-        if self.first is None:
-            self.first = self.pricing.screen(table) if len(table) else np.zeros(0)
-        first = self.first
+        kept.cutoff = min(self.slowest, self.start)
         fitting: dict[tuple[int, str], NDArray[np.bool_]] = {}
         known: dict[tuple[int, str], Column] = {}
         for offload in self.space.offloads:
@@ -113,21 +111,32 @@ class Collector:
                     dominated = _dominated(fitting, r, offload, len(table))
                     kept.credit(DOMINATED, (alive & dominated).sum())
                     alive &= ~dominated
-                at_least = _at_least(known, first, r, offload)
+                at_least = _at_least(known, len(table), r, offload)
                 if offload == "activations-cpu":
                     at_least = np.maximum(at_least, self.pricing.least_seconds(here))
                 rows = np.flatnonzero(alive & (at_least <= kept.cutoff))
                 kept.credit(TOO_SLOW, alive.sum() - len(rows))
                 rows = self._may_fit(here, rows)
-                screened = first[rows]
-                if known and len(rows):
-                    screened = np.maximum(at_least[rows], self.pricing.screen(here.take(rows)))
+                if offload == "activations-cpu" and "none" in self.space.offloads:  # dear to screen: first without
+                    at_least[rows] = np.maximum(at_least[rows], self._screen(self.space.at(table, recompute, "none"), r, "none", rows))
+                    slow = at_least[rows] > kept.cutoff
+                    kept.credit(TOO_SLOW, slow.sum())
+                    rows = rows[~slow]
+                screened = np.maximum(at_least[rows], self._screen(here, r, offload, rows))
                 known[r, offload] = np.full(len(table), -np.inf)
                 known[r, offload][rows] = screened
                 fitting[r, offload] = self._price(here, rows, screened)
         if self.space.twins and kept.tables:
             self._without_sequence_parallelism()
         return kept
+
+    def _screen(self, here: PlanTable, r: int, offload: str, rows: NDArray[np.intp]) -> Column:
+        """Screened times of some rows, each asked for once."""
+        times = self.seen.setdefault((r, offload), np.full(len(here), np.nan))
+        new = rows[np.isnan(times[rows])]
+        if len(new):
+            times[new] = self.pricing.screen(here.take(new))
+        return times[rows]
 
     def _without_sequence_parallelism(self) -> None:
         """The plain tensor-parallel twins of what is kept, which the space left out: they may be a percent faster, and need more memory."""
@@ -183,21 +192,22 @@ class Collector:
         kept = self.kept
         roomy = [~t for t in kept.tight]
         times = np.concatenate([c[r] for c, r in zip(kept.screened, roomy, strict=True)]) if roomy else np.zeros(0)
+        most = min(self.slowest, self.start)
         if len(times) < self.wanted:
-            return self.slowest
+            return most
         order = np.argsort(times, kind="stable")
         best = times[order]
         if self.distinct:
             table = PlanTable.concatenate([t.take(r) for t, r in zip(kept.tables, roomy, strict=True)]).take(order)
             best = best[firsts(families(table))]
         if len(best) < self.wanted:
-            return self.slowest
-        return float(min(max(best[self.wanted - 1] * SLACK, self.floor), self.slowest))
+            return most
+        return float(min(max(best[self.wanted - 1] * SLACK, self.floor), most))
 
 
-def _at_least(known: dict[tuple[int, str], Column], first: Column, r: int, offload: str) -> Column:
+def _at_least(known: dict[tuple[int, str], Column], n: int, r: int, offload: str) -> Column:
     """What is known of the time of every row from the same plan with no more recomputation and no more offload."""
-    found = first
+    found = np.full(n, -np.inf)
     for (r_less, less), screened in known.items():
         if r_less <= r and (less == offload or less in LESS_OFFLOAD[offload]):
             found = np.maximum(found, screened)

@@ -7,7 +7,7 @@ when it uses fewer mechanisms (`mechanisms`), then when fewer GPUs share one cop
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..cost.goodput import reliability
 from ..cost.money import steps
 from ..cost.table import Column, IntColumn, PlanTable
 from ..errors import SpecError, unknown
+from ..sharding import SHARDINGS
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
@@ -23,11 +24,13 @@ from ..spec.run import StrategySection
 from .collect import Collector, Kept
 from .order import families, firsts, ordered
 from .pricing import Equations, Pricing, resized
-from .rules import Case
-from .space import enumerate_plans, late_rules
+from .rules import Case, Rule
+from .space import Space, enumerate_plans, late_rules
 
 OBJECTIVES = ("time", "cost", "memory")
 BREAKS_DEADLINE = "slower than the deadline"
+PROBED = 1_000  # plans of a space from which a small part is priced first
+TWIN = 0.02  # what plain tensor parallelism may save
 SAME_FAMILY = "a better plan differs in schedule, virtual stages or the split of dp only"
 BREAKS_BUDGET = "dearer than the budget"
 
@@ -110,8 +113,6 @@ def rank(
         parts.append(_one_size(Case(model, size, job), strategy, options, pricing(model, size, job)))
     found = _merge(parts, options)
     if not len(found) and options.advice:
-        from dataclasses import replace
-
         return rank(model, cluster, job, strategy, replace(options, advice=False), pricing)
     return found
 
@@ -171,12 +172,14 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     late = late_rules(strategy, options.advice)
     memory = options.objective == "memory"
     wanted, floor = options.top, 0.0
-    screened: Column | None = None
+    start = np.inf if memory else _probe(case, space, options, pricing, late, margin, limits)
+    seen: dict[tuple[int, str], Column] = {}
     while True:
         limit = np.inf if memory else slowest
-        collector = Collector(case, space, pricing, late, margin, wanted, limit, floor, not memory, options.distinct, first=screened)
+        collector = Collector(
+            case, space, pricing, late, margin, wanted, limit, floor, not memory, options.distinct, max(start, floor), seen
+        )
         kept = collector.run()
-        screened = collector.first
         found = _exact(case, kept, options, pricing, limits)
         complete = memory or kept.cutoff >= slowest
         last = float(np.sort(found.step_s)[min(options.top, len(found)) - 1]) if len(found) else np.inf
@@ -190,6 +193,34 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     return Ranking(
         found.plans, (case.cluster,) * len(found), found.step_s, found.breakdown, found.device_bytes, found.value, removed, space.searched
     )
+
+
+def _probe(
+    case: Case, space: Space, options: SearchOptions, pricing: Pricing, late: Sequence[Rule], margin: float, limits: Mapping[str, float]
+) -> float:
+    """Seconds of a step beyond which no plan can be shown, from the best of a small part of the space; infinite where too few of those fit.
+
+    The part is one structure, the one that shards most, with its plans of few axes. Its `top`-th exact time bounds that of the whole space.
+    """
+    table = space.table
+    if len(table) < PROBED:
+        return np.inf
+    stage = {code: SHARDINGS[s.sharding].stage or 0 for code, s in enumerate(table.structures)}
+    plain = np.array([s.schedule == "1f1b" for s in table.structures])[table.structure]
+    most = np.array([stage[c] == max(stage.values()) for c in range(len(table.structures))])[table.structure]
+    axes = np.sum([getattr(table, n) > 1 for n in ("tp", "pp", "cp", "dp_replicate")], axis=0)
+    rows = np.flatnonzero(plain & most & (axes <= 1))
+    slowest = min(limits.values(), default=np.inf)
+    part = replace(space, table=table.take(rows))
+    kept = Collector(case, part, pricing, tuple(late), margin, options.top, slowest, 0.0, True, options.distinct).run()
+    roomy = Kept(
+        [t.take(~k) for t, k in zip(kept.tables, kept.tight)],
+        *([c[~k] for c, k in zip(cs, kept.tight)] for cs in (kept.screened, kept.device, kept.tight)),
+    )
+    found = _exact(case, roomy, options, pricing, limits)
+    if len(found) < options.top:
+        return np.inf
+    return float(np.sort(found.step_s)[options.top - 1]) * (1 + options.tie) * (1 + TWIN)
 
 
 def _exact(case: Case, kept: Kept, options: SearchOptions, pricing: Pricing, limits: Mapping[str, float]) -> Ranking:
