@@ -115,6 +115,10 @@ class Fake(Equations):
     def least_seconds(self, table: PlanTable) -> Column:
         return np.zeros(len(table))
 
+    @property
+    def shown(self) -> float:
+        return 0.0
+
     def screen(self, table: PlanTable) -> Column:
         s = table.structures
         again = np.array([{"none": 0.0, "selective": 0.05, "full": 0.33}[x.recompute] for x in s])[table.structure]

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..cost.kernels import constants
 from ..cost.table import Column, PlanTable
 from ..schedules import SCHEDULES
 from ..sharding import SHARDINGS
@@ -57,11 +58,12 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
 def least_offload_seconds(case: Case, table: PlanTable) -> Column:
     """A step lasts at least as long as what activation offload moves takes on PCIe, down and up; 0 for other plans."""
     found = np.zeros(len(table))
+    share = constants()["offload"]["pcie_share"]
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
             part = table.take(rows)
             moved = saved(case, structure, part, first_rank_layers(case, structure, part)) * part.accumulation
-            found[rows] = 2.0 * moved / case.cluster.gpu.pcie_bytes_per_s
+            found[rows] = 2.0 * moved / (case.cluster.gpu.pcie_bytes_per_s * share)
     return found
 
 

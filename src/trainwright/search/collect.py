@@ -80,7 +80,8 @@ class Collector:
     """Collects the plans of one space that fit and may be among the `wanted` fastest.
 
     `margin`: share of the card kept free. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `floor`: every plan
-    screened below it is priced, however many fit. `start`: a cutoff that is known beforehand. `prune` off keeps slower plans as well (where memory is what is ranked).
+    screened below it is priced, however many fit. `start`: a cutoff that is known beforehand.
+    `prune` off keeps slower plans as well (where memory is what is ranked).
     `distinct`: plans that differ in schedule, virtual stages or the split of data parallelism only count once among the `wanted`.
     """
 
@@ -112,13 +113,16 @@ class Collector:
                     kept.credit(DOMINATED, (alive & dominated).sum())
                     alive &= ~dominated
                 at_least = _at_least(known, len(table), r, offload)
+                moving = np.zeros(len(table))
                 if offload == "activations-cpu":
-                    at_least = np.maximum(at_least, self.pricing.least_seconds(here))
+                    moving = self.pricing.least_seconds(here)
+                    at_least = np.maximum(at_least, moving)
                 rows = np.flatnonzero(alive & (at_least <= kept.cutoff))
                 kept.credit(TOO_SLOW, alive.sum() - len(rows))
                 rows = self._may_fit(here, rows)
                 if offload == "activations-cpu" and "none" in self.space.offloads:  # dear to screen: first without
-                    at_least[rows] = np.maximum(at_least[rows], self._screen(self.space.at(table, recompute, "none"), r, "none", rows))
+                    without = self._screen(self.space.at(table, recompute, "none"), r, "none", rows)
+                    at_least[rows] = np.maximum(at_least[rows], without + self.pricing.shown * moving[rows])
                     slow = at_least[rows] > kept.cutoff
                     kept.credit(TOO_SLOW, slow.sum())
                     rows = rows[~slow]

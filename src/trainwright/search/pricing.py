@@ -30,11 +30,14 @@ class Need:
 
 class Pricing(Protocol):
     """The equations for one model, cluster and job. `screen` never exceeds `exact`, `least` never exceeds ``need(...).device``,
-    `least_seconds` never exceeds `screen`."""
+    `least_seconds` never exceeds `screen`, nor does the screen without offload of activations and the `shown` part of `least_seconds` together."""
 
     def least(self, table: PlanTable) -> Column: ...
 
     def least_seconds(self, table: PlanTable) -> Column: ...
+
+    @property
+    def shown(self) -> float: ...
 
     def need(self, table: PlanTable) -> Need: ...
 
@@ -57,7 +60,13 @@ class Equations:
         return least_device_bytes(Case(self.model, self.cluster, self.job), table)
 
     def least_seconds(self, table: PlanTable) -> Column:
-        return least_offload_seconds(Case(self.model, self.cluster, self.job), table)
+        return self.factor * least_offload_seconds(Case(self.model, self.cluster, self.job), table)
+
+    @property
+    def shown(self) -> float:
+        from ..cost.kernels import constants
+
+        return float(constants()["overlap"]["slowdown"])
 
     def need(self, table: PlanTable) -> Need:
         from ..cost.memory import memory

@@ -213,10 +213,9 @@ def _probe(
     slowest = min(limits.values(), default=np.inf)
     part = replace(space, table=table.take(rows))
     kept = Collector(case, part, pricing, tuple(late), margin, options.top, slowest, 0.0, True, options.distinct).run()
-    roomy = Kept(
-        [t.take(~k) for t, k in zip(kept.tables, kept.tight)],
-        *([c[~k] for c, k in zip(cs, kept.tight)] for cs in (kept.screened, kept.device, kept.tight)),
-    )
+    roomy = Kept()
+    for t, times, device, tight in zip(kept.tables, kept.screened, kept.device, kept.tight):
+        roomy.add(t.take(~tight), times[~tight], device[~tight], tight[~tight])
     found = _exact(case, roomy, options, pricing, limits)
     if len(found) < options.top:
         return np.inf
