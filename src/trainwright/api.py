@@ -154,7 +154,7 @@ def _estimate_group(runs: Sequence[Run], profile: Profile | None) -> list[Estima
 class Plans(Sequence["Estimate"]):
     """The answer of `plan`: `Estimate`s, best first; empty where nothing fits.
 
-    `removed` {rule: plans that it removed}, `searched` how many plans were priced, `suggestion` the cheapest change that fits (None where
+    `removed` {rule: plans that it removed}, `searched` how many layouts were considered, `suggestion` the cheapest change that fits (None where
     something does), `reasons` why the first one is first.
     """
 

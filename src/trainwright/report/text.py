@@ -43,13 +43,13 @@ def plans_text(console: Console, plans: Plans, explain: bool = False) -> None:
     said(console, "warning", plans.warnings)
     removed = ", ".join(f"{n:,} {rule}" for rule, n in sorted(plans.removed.items(), key=lambda kv: -kv[1]) if n)
     if not len(plans):
-        console.print(f"Nothing fits: {plans.searched:,} plans were priced. Removed: {removed or 'none'}.")
+        console.print(f"Nothing fits: {plans.searched:,} layouts were considered. Removed: {removed or 'none'}.")
         if plans.suggestion:
             console.print(f"The cheapest change that fits: {plans.suggestion}")
         return
     best = plans[0]
     console.print(headline(best))
-    console.print(f"{plans.searched:,} plans priced; removed: {removed or 'none'}.")
+    console.print(f"{plans.searched:,} layouts considered; removed: {removed or 'none'}.")
     ranking_table(plans, console)
     console.print("[b]The first plan[/b]" if console.is_terminal else "The first plan")
     for reason in best.reasons:

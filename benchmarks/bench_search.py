@@ -1,6 +1,6 @@
 """How fast is the search? Llama 3.1 405B on 16,384 H100s, the command, the import.
 
-    python benchmarks/search.py [--framework megatron] [--check]
+    python benchmarks/bench_search.py [--framework megatron] [--check]
 
 Absolute figures are this machine's. The ratio beside them divides by the time that NumPy takes here for one million multiplications, so that it can be
 compared between machines. ``--check`` ends with status 1 where a bound is not kept: 2 s for the whole search, 300,000 screened plans/s, 1 s for the
