@@ -186,7 +186,7 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
         if complete or (len(found) >= options.top and last <= max(kept.cutoff, floor)):
             break
         # plans screened between the cutoff and the last one shown might be better, or too few differ: price more
-        wanted, floor = (wanted, last) if len(found) >= options.top else (8 * wanted, floor)
+        wanted, floor, start = (wanted, last, start) if len(found) >= options.top else (8 * wanted, floor, np.inf)
     removed = dict(space.removed)
     for name, count in (*kept.removed.items(), *found.removed.items()):
         removed[name] = removed.get(name, 0) + count
