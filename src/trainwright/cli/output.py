@@ -90,7 +90,7 @@ def table_format(json_: bool, csv_: bool, markdown: bool) -> str:
 def write_text(path: str | Path, text: str) -> Path:
     """Writes the whole file or nothing: to a temporary file beside it, then renamed over it. A link keeps pointing where it did; what is no regular
     file (a pipe, ``/dev/stdout``) is written into, never replaced."""
-    target = Path(os.path.realpath(path))
+    target = Path(path)
     if target.is_dir():
         raise SpecError("is a folder, a file is needed", str(target), [str(target / "plan.toml")])
     if target.exists() and not target.is_file():
@@ -99,7 +99,8 @@ def write_text(path: str | Path, text: str) -> Path:
                 f.write(text)
         except OSError as error:
             raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
-        return Path(path)
+        return target
+    target = Path(os.path.realpath(target))
     folder = target.parent
     if not folder.is_dir():
         raise SpecError("the folder does not exist", str(folder))
