@@ -50,6 +50,14 @@ def readme(run: Run, target: Target, options: Options) -> str:
         lines += [f"- `{f} = {get(run, f)}`" for f in undone]
     lines += ["", f"Not in the plan, chosen here: learning rate {options.learning_rate:g}, gradient norm clipped at {options.clip:g}."]
     lines += [f"\nNote: {w}." for w in run.warnings]
+    if (
+        target.name == "megatron"
+        and any(op.kind == "rope" for b in run.model.blocks.values() for op in b)
+        and not run.model.config.get("rope_theta")
+    ):
+        lines.append(
+            "\nNote: the configuration names no rope_theta, so Megatron takes its own 10,000; add --rotary-base where the model was made with another."
+        )
     return "\n".join(lines) + "\n"
 
 
