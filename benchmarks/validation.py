@@ -8,11 +8,13 @@ nobody tuned for, each with its source.
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import trainwright as tw
+from trainwright.measure.calibrate import calibrate
 from trainwright.measure.compare import Comparison, Summary, by_key, coverage, rank_correlation, summarize
 from trainwright.measure.record import read_records
 from trainwright.report.scatter import scatter_svg
@@ -72,6 +74,43 @@ def mean_rank(rows: list[Comparison]) -> float:
     return statistics.fmean(r for r in found if r is not None)
 
 
+def calibrated(rows: list[Comparison], learn: int = 5, draws: int = 40) -> list[str]:
+    """Errors on the other runs of a cluster and software after `calibrate` on a few of them, drawn at random, beside those without."""
+    groups: dict[str, list[Comparison]] = {}
+    for c in rows:
+        if c.time_error is not None:
+            groups.setdefault(c.record.group, []).append(c)
+    draw = random.Random(0)
+    before: list[float] = []
+    after: list[float] = []
+    worse = 0
+    groups = {name: g for name, g in groups.items() if len(g) >= learn + 3}
+    for g in groups.values():
+        b: list[float] = []
+        a: list[float] = []
+        for _ in range(draws):
+            mixed = draw.sample(g, len(g))
+            factor = calibrate(mixed[:learn]).factors[0].factor
+            b += [abs(c.time_error or 0.0) for c in mixed[learn:]]
+            a += [abs((1 + (c.time_error or 0.0)) * factor - 1) for c in mixed[learn:]]
+        worse += statistics.fmean(a) > statistics.fmean(b) + 1e-9
+        before += b
+        after += a
+    row = lambda name, e: f"| {name} | {percent(statistics.median(e))} | {percent(statistics.fmean(e))} |"  # noqa: E731
+    return [
+        "## After calibration",
+        "",
+        f"`trainwright calibrate` on {learn} runs of a group (one source, model and GPU), errors of its others: {len(groups)} groups of {learn + 3} or more,",
+        f"{draws} draws each. In {worse} groups the mean over the draws is worse than without.",
+        "",
+        "| step time | median | mean |",
+        "|---|--:|--:|",
+        row("without", before),
+        row(f"after {learn} runs", after),
+        "",
+    ]
+
+
 def section(title: str, rows: list[Comparison], error: Callable[[Comparison], float | None]) -> list[str]:
     lines = [f"## {title}", ""]
     for name, key in KEYS:
@@ -120,6 +159,7 @@ def main() -> None:
         "",
         "![peak memory](validation-memory.svg)",
         "",
+        *calibrated(training),
         "## Peers",
         "",
         PEERS,

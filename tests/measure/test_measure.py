@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import trainwright as tw
 from trainwright.cli.calibrate import TEMPLATE
-from trainwright.measure.calibrate import NOISE, SPREAD, Factor, Profile, calibrate, read_profile, shrunk
+from trainwright.measure.calibrate import NOISE, SPREAD, Factor, Profile, calibrate, read_profile, shrunk, supported
 from trainwright.measure.compare import Comparison, by_key, coverage, rank_correlation, summarize
 from trainwright.measure.record import RunRecord, read_records
 
@@ -82,16 +82,32 @@ def test_rank_correlation_is_one_for_the_same_order(values: list[int]) -> None:
 
 
 @given(st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=50))
-def test_the_factor_lies_between_one_and_the_mean(residuals: list[float]) -> None:
-    log = math.log(shrunk(residuals))
-    mean = float(np.mean(residuals))
-    assert min(0.0, mean) - 1e-12 <= log <= max(0.0, mean) + 1e-12
+def test_the_factor_lies_between_one_and_the_median(residuals: list[float]) -> None:
+    log, middle = shrunk(residuals), float(np.median(residuals))
+    assert min(0.0, middle) - 1e-12 <= log <= max(0.0, middle) + 1e-12
 
 
 def test_more_runs_are_believed_more() -> None:
     one, many = shrunk([0.1]), shrunk([0.1] * 20)
-    assert 1 < one < many < math.exp(0.1)
-    assert math.log(one) == pytest.approx(0.1 / (1 + (NOISE / SPREAD) ** 2))
+    assert 0 < one < many < 0.1
+    assert one == pytest.approx(0.1 / (1 + (NOISE / SPREAD) ** 2))
+
+
+def test_a_factor_that_the_others_do_not_bear_out_is_not_used() -> None:
+    assert supported([0.1, 0.12, 0.09, 0.11, 0.1])  # all lean the same way
+    assert not supported([0.3, -0.25, 0.02, -0.01, 0.1])  # scatter
+    assert not supported([0.02]), "one run within the noise of repeats"
+    assert supported([0.2])
+    rows = [measured(factor) for factor in (1.3, 0.8, 1.02, 0.99, 1.1)]
+    assert calibrate(rows).factors[0].factor == 1.0
+
+
+@given(st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=12))
+def test_what_is_supported_helps_the_runs_it_is_made_from_on_the_whole(residuals: list[float]) -> None:
+    if supported(residuals):
+        factor = shrunk(residuals)
+        before, after = (sum(abs(math.expm1(f - r)) for r in residuals) for f in (0.0, factor))
+        assert after < before * 1.001
 
 
 def test_a_profile_moves_the_next_prediction_and_the_search_alike(tmp_path: Path) -> None:

@@ -1,13 +1,17 @@
 """What a cluster's own runs say about the step times predicted for it: one factor a GPU and framework, shrunk toward one.
 
 Each residual log(measured / predicted) is a cluster's and software's common factor plus the noise of a run. With normal noise of `NOISE` and factors spread by
-`SPREAD` around one, the posterior mean of the log factor from n runs is sum(residuals) / (n + (NOISE / SPREAD)^2): one run moves it most of the way, none
-leaves the prediction as it is.
+`SPREAD` around one, the posterior mean of the log factor from n runs is n x mean / (n + (NOISE / SPREAD)^2): one run moves it most of the way, none
+leaves the prediction as it is. The median stands for the mean, so that one odd run moves nothing.
+
+A factor is used only where runs that had no part in it bear it out: predicting each run with the factor of the others has to lower the error by two standard
+errors. Where runs of one cluster scatter more than they lean, the factor stays one.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +53,22 @@ class Profile:
 
 
 def shrunk(residuals: Sequence[float]) -> float:
-    """The factor that n residuals log(measured / predicted) support."""
-    return math.exp(sum(residuals) / (len(residuals) + (NOISE / SPREAD) ** 2))
+    """The log factor that n residuals log(measured / predicted) support: their median, drawn toward zero."""
+    n = len(residuals)
+    return statistics.median(residuals) * n / (n + (NOISE / SPREAD) ** 2)
+
+
+def supported(residuals: Sequence[float]) -> bool:
+    """Whether a factor lowers the errors of runs that it was not made from by two standard errors.
+
+    One or two runs say nothing of their own scatter: `NOISE` stands for it.
+    """
+    n = len(residuals)
+    if n < 3:
+        return abs(statistics.median(residuals)) > 2 * NOISE / math.sqrt(n)
+    others = [shrunk([*residuals[:i], *residuals[i + 1 :]]) for i in range(n)]
+    gains = [abs(math.expm1(-r)) - abs(math.expm1(f - r)) for f, r in zip(others, residuals)]
+    return statistics.fmean(gains) > 2 * statistics.stdev(gains) / math.sqrt(n)
 
 
 def calibrate(rows: Sequence[Comparison]) -> Profile:
@@ -66,7 +84,7 @@ def calibrate(rows: Sequence[Comparison]) -> Profile:
 
 
 def _factor(gpu: str, framework: str, residuals: Sequence[float]) -> Factor:
-    factor = shrunk(residuals)
+    factor = math.exp(shrunk(residuals)) if supported(residuals) else 1.0
     error = lambda f: sum(abs(f / math.exp(r) - 1) for r in residuals) / len(residuals)  # noqa: E731
     return Factor(gpu, framework, factor, len(residuals), error(1.0), error(factor))
 
