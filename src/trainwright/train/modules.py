@@ -1,7 +1,7 @@
 """A model built from the planner's block tables: one module an operation, run in the table's order, so that what is planned is what is trained.
 
-A block's rows name their inputs and outputs; `Table` runs them over a dictionary of tensors and forgets each tensor after its last use, so that what lives on is
-what autograd saved. Parameters have the table's names (``layers.0.self_attn.q_proj.weight``).
+A block's rows name their inputs and outputs; `Table` runs them over a dictionary of tensors and forgets each tensor after its last use, so that
+what lives on is what autograd saved. Parameters have the table's names (``layers.0.self_attn.q_proj.weight``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import SpecError
 from ..spec.blocks import Block, Op
@@ -43,8 +44,13 @@ class Context:
     losses: list[torch.Tensor] | None = None  # auxiliary losses of routers
 
 
+Shared = Callable[[torch.Tensor], torch.Tensor]
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) in fp32, cast back, times the weight; over the last dim."""
+    """x / rms(x) in fp32, cast back, times the weight; over the last dim. `shared`: see `parallelize.SumOver`."""
+
+    shared: Shared | None = None
 
     def __init__(self, width: int, eps: float, **made: Any) -> None:
         super().__init__()
@@ -52,7 +58,18 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        weight = self.weight if self.shared is None else self.shared(self.weight)
+        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """PyTorch's, whose parameters may be `shared` as well."""
+
+    shared: Shared | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = (p if p is None or self.shared is None else self.shared(p) for p in (self.weight, self.bias))
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class Core(nn.Module):
@@ -164,7 +181,7 @@ class Table(nn.Module):
                     module: nn.Module = RMSNorm(width, eps, **made)
                 else:
                     bias = any(w.name.endswith(".bias") for w in op.weights)
-                    module = nn.LayerNorm(width, eps, elementwise_affine=bool(op.weights), bias=bias, **made)
+                    module = LayerNorm(width, eps, elementwise_affine=bool(op.weights), bias=bias, **made)
                 self._put(_path(op), module, op.name)
             case "linear":
                 bias = any(w.name.endswith(".bias") for w in op.weights)
@@ -289,6 +306,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): Table(model.blocks[model.layers[i]], numbers, attention, **made) for i in layers})
         self.head = Table(model.head, numbers, attention, **made) if last else None
         self.rotary = any(op.kind == "rope" for b in model.blocks.values() for op in b)
+        self.spans: tuple[tuple[str, ...], ...] = ()  # layers that one checkpoint spans
         if last and model.tied:
             self.tie()
 
@@ -312,9 +330,18 @@ class Decoder(nn.Module):
         context = self.context(positions, documents)
         if self.embed is not None:
             x = self.embed(x, context)
-        for layer in self.layers.values():
-            x = layer(x, context)
+        if self.spans:
+            for span in self.spans:
+                x = checkpoint(self._run_span, span, x, context, use_reentrant=False)
+        else:
+            for layer in self.layers.values():
+                x = layer(x, context)
         return x if self.head is None else self.head(x, context)
+
+    def _run_span(self, span: tuple[str, ...], x: torch.Tensor, context: Context) -> torch.Tensor:
+        for name in span:
+            x = self.layers[name](x, context)
+        return x
 
 
 def initialize(name: str, parameter: torch.Tensor, seed: int, std: float = INITIAL_STD) -> None:

@@ -1,0 +1,173 @@
+"""Optimizers over whatever mix of tensors a layout leaves, the norm of the whole gradient, and fp32 masters of 16-bit weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from ..errors import SpecError
+from ..resolve import Run
+from .mesh import Ranks
+from .settings import Settings
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _kind(p: torch.Tensor) -> Any:
+    """Tensors that one fused call may take together."""
+    return (p.device_mesh, p.device.type) if isinstance(p, DTensor) else p.device.type
+
+
+def groups(named: Named, settings: Settings) -> list[dict[str, Any]]:
+    """Matrices with decay, the rest without; apart by mesh, since fused kernels refuse a mix."""
+    found: dict[Any, dict[str, Any]] = {}
+    for name, p in named:
+        decay = p.dim() > 1
+        group = found.setdefault((decay, _kind(p)), {"params": [], "names": [], "weight_decay": settings.weight_decay if decay else 0.0})
+        group["params"].append(p)
+        group["names"].append(name)
+    return [{k: v for k, v in g.items() if k != "names"} for g in found.values()]
+
+
+def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.optim.Optimizer:
+    """The plan's optimizer. Raises `SpecError` for those that are only planned here."""
+    kernel = run.job.optimizer_kernel
+    fast = {"fused": kernel == "fused", "foreach": kernel == "foreach"}
+    adam = {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": settings.eps, **fast}
+    if run.plan.structure.sharding == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        if run.job.optimizer != "adamw" or any(isinstance(p, DTensor) for _, p in named):
+            raise SpecError("ZeroRedundancyOptimizer runs here with AdamW and without tensor parallelism", "strategy.sharding", ["zero2", "zero3"])
+        return ZeroRedundancyOptimizer(
+            groups(named, settings), optimizer_class=torch.optim.AdamW, process_group=ranks.data.get_group(), **adam
+        )
+    match run.job.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(groups(named, settings), **adam)
+        case "sgd":
+            return torch.optim.SGD(groups(named, settings), lr=settings.learning_rate, **fast)
+        case "sgd_momentum":
+            return torch.optim.SGD(groups(named, settings), lr=settings.learning_rate, momentum=settings.momentum, **fast)
+        case "adafactor":
+            return torch.optim.Adafactor(groups(named, settings), lr=settings.learning_rate)
+        case "muon":
+            return Muon(named, settings, adam)
+    raise SpecError(f"{run.job.optimizer} can be planned, not run here yet", "training.optimizer", ["adamw", "sgd", "sgd_momentum", "muon"])
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024) for the layers' matrices; AdamW for embeddings, head, norms.
+
+    The step of an (m, n) matrix is scaled by 0.2 sqrt(max(m, n)), so that its size is AdamW's (arXiv:2502.16982). A sharded gradient is gathered for the
+    iteration and each rank keeps its part.
+    """
+
+    COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+    def __init__(self, named: Named, settings: Settings, adam: dict[str, Any]) -> None:
+        matrices = [(n, p) for n, p in named if p.dim() == 2 and ".layers." in f".{n}"]
+        ids = {id(p) for _, p in matrices}
+        self.adam = torch.optim.AdamW(groups([(n, p) for n, p in named if id(p) not in ids], settings), **adam)
+        made = groups(matrices, settings)
+        super().__init__(made, {"lr": settings.learning_rate, "momentum": settings.momentum})
+        self.mine = list(self.param_groups)
+        self.param_groups.extend(self.adam.param_groups)  # one learning rate moves both
+        self.state.update(self.adam.state)
+        self.adam.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.mine:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                buffer = state["momentum_buffer"]
+                buffer.mul_(group["momentum"]).add_(p.grad)
+                update = self._orthogonal(p.grad + group["momentum"] * buffer)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+        self.adam.step()
+
+    def _orthogonal(self, g: torch.Tensor) -> torch.Tensor:
+        whole = g.full_tensor() if isinstance(g, DTensor) else g
+        x = whole.float()
+        x = x / (x.norm() + 1e-7)
+        tall = x.shape[0] > x.shape[1]
+        x = x.T if tall else x
+        a, b, c = self.COEFFICIENTS
+        for _ in range(5):
+            s = x @ x.T
+            x = a * x + (b * s + c * s @ s) @ x
+        x = x.T if tall else x
+        if not isinstance(g, DTensor):
+            return x
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(x.contiguous(), g.device_mesh, g.placements, src_data_rank=None)
+
+
+class Masters:
+    """fp32 copies of 16-bit weights: the optimizer steps on the copies, the weights follow."""
+
+    def __init__(self, named: Named) -> None:
+        self.weights = [p for _, p in named]
+        self.named: Named = [(n, nn.Parameter(p.detach().float())) for n, p in named]
+
+    def take(self) -> None:
+        for w, (_, m) in zip(self.weights, self.named):
+            m.grad = None if w.grad is None else w.grad.float()
+
+    @torch.no_grad()
+    def give(self) -> None:
+        for w, (_, m) in zip(self.weights, self.named):
+            w.copy_(m)
+            m.grad = None
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks, extra: Sequence[str] = ("pp",)) -> torch.Tensor:
+    """The 2-norm of the whole gradient, the same on every rank: squares are summed over every axis that splits a tensor, and over pipeline stages."""
+    device = ranks.machine.device
+    sums: dict[Any, torch.Tensor] = {}
+    meshes: dict[Any, list[Any]] = {}
+    for p in parameters:
+        g = p.grad
+        if g is None:
+            continue
+        splits = []
+        if isinstance(g, DTensor):
+            splits = [(g.device_mesh, i) for i, place in enumerate(g.placements) if place.is_shard() or not isinstance(place, Shard) and hasattr(place, "split_factor")]
+        axes = getattr(p, "split_axes", ())  # plain tensors that a rank holds alone (experts)
+        key = (tuple((id(m), i) for m, i in splits), axes)
+        meshes[key] = [m.get_group(i) for m, i in splits] + [ranks.group(a) for a in axes]
+        square = local(g).float().square().sum().to(device)
+        sums[key] = sums[key] + square if key in sums else square
+    total = torch.zeros((), device=device)
+    for key in sorted(sums, key=str):
+        for group in meshes[key]:
+            dist.all_reduce(sums[key], group=group)
+        total = total + sums[key]
+    for axis in extra:
+        if ranks.size(axis) > 1:
+            dist.all_reduce(total, group=ranks.group(axis))
+    return total.sqrt()
+
+
+@torch.no_grad()
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float | torch.Tensor) -> None:
+    for p in parameters:
+        if p.grad is not None:
+            local(p.grad).mul_(factor)

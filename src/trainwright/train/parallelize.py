@@ -1,0 +1,177 @@
+"""The plan's layout put on a model: tensor parallelism, recomputation, then data parallelism around it, with PyTorch's public wrappers only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from ..errors import SpecError
+from ..resolve import Run
+from ..spec.blocks import Op
+from .mesh import Ranks
+from .models import every_second_product
+from .modules import Decoder, LayerNorm, RMSNorm, Table, initialize
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class SumOver(torch.autograd.Function):
+    """Identity, whose gradient is summed over a group: a weight that every rank has and each uses on its own part of the tokens or heads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def parameter_dtype(run: Run) -> torch.dtype:
+    """What parameters are stored in: FSDP2's one sharded copy and autocast's are fp32 where masters are wanted; others keep 16 bits beside their masters."""
+    low = DTYPES[run.job.precision]
+    own = run.plan.structure.framework == "fsdp2" and run.job.master_weights == "fp32"
+    return torch.float32 if own or run.job.autocast else low
+
+
+def mixed_precision(run: Run) -> MixedPrecisionPolicy:
+    stored, low = parameter_dtype(run), DTYPES[run.job.precision]
+    if stored == low or run.job.autocast:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=DTYPES[run.job.gradient_dtype])
+
+
+# --- tensor parallelism ----------------------------------------------------------------------------------------------------------------------------
+
+
+def split_table(table: Table, mesh: DeviceMesh, *, sequence: bool, vocabulary: bool) -> None:
+    """Columns, then rows, of one block over the tp axis (arXiv:1909.08053), its norms on parts of the sequence where `sequence` (arXiv:2205.05198)."""
+    between = Shard(1) if sequence else Replicate()
+    group = mesh.get_group()
+    plan: dict[str, ParallelStyle] = {}
+    for op in table.ops:
+        if op.name in table.within:
+            continue
+        if op.kind == "embedding" and op.weights[0].tp_dim is not None and (sequence or not op.weights[0].tp_needs_sp):
+            plan[table.paths[op.name]] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        elif op.kind == "linear" and op.name == "lm_head":
+            plan[table.paths[op.name]] = ColwiseParallel(
+                input_layouts=between, output_layouts=Shard(-1) if vocabulary else Replicate(), use_local_output=not vocabulary
+            )
+        elif op.kind == "linear" and op.parallel == "column":
+            plan[table.paths[op.name]] = ColwiseParallel()
+        elif op.kind == "linear" and op.parallel == "row":
+            plan[table.paths[op.name]] = RowwiseParallel(output_layouts=between)
+        elif op.kind == "norm" and (sequence or op.region == "tensor"):
+            module = table.module(op)
+            assert isinstance(module, (RMSNorm, LayerNorm))
+            module.shared = lambda p: SumOver.apply(p, group)
+    parallelize_module(table, mesh, plan)
+    if sequence:
+        table.enter = lambda name, op, x: _gathered(op, x, mesh)
+
+
+def _gathered(op: Op, x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Parts of the sequence -> the whole, once for all column-split products that read it (their gradients are summed and scattered in one collective)."""
+    if op.name == "lm_head" or op.kind != "linear" or op.parallel != "column":
+        return x
+    return DTensor.from_local(x, mesh, (Shard(1),), run_check=False).redistribute(mesh, (Replicate(),))
+
+
+def split_over(part: Decoder, run: Run, mesh: DeviceMesh) -> None:
+    heads, kv, tp = run.model.heads, run.model.kv_heads, mesh.size()
+    if heads % tp or kv % tp:
+        raise SpecError(f"{heads} heads and {kv} key-value heads do not divide over tensor size {tp}", "strategy.tp")
+    sequence, vocabulary = run.plan.structure.sequence_parallel, run.job.loss == "vocab-parallel"
+    for table in (part.embed, *part.layers.values(), part.head):
+        if isinstance(table, Table):
+            split_table(table, mesh, sequence=sequence, vocabulary=vocabulary)
+    if part.head is not None and part.model.tied:
+        part.tie()
+
+
+# --- recomputation ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def recompute(part: Decoder, run: Run) -> None:
+    s = run.plan.structure
+    names = list(part.layers)
+    if s.recompute == "none":
+        return
+    if s.recompute == "selective" and s.recompute_modules:
+        if set(s.recompute_modules) != {"core_attn"}:
+            raise SpecError(f"only core_attn is recomputed alone here, not {', '.join(s.recompute_modules)}", "strategy.recompute_modules", ["core_attn"])
+        for layer in part.layers.values():
+            assert isinstance(layer, Table)
+            op = next(o for o in layer.ops if o.kind == "attention")
+            layer._put(layer.paths[op.name], checkpoint_wrapper(layer.module(op)), op.name)
+    elif s.recompute == "selective":
+        for name in names:
+            part.layers[name] = checkpoint_wrapper(part.layers[name], context_fn=every_second_product)
+    else:
+        if s.recompute_every > 1:
+            part.spans = tuple(tuple(names[i : i + s.recompute_every]) for i in range(0, len(names), s.recompute_every))
+        else:
+            for name in names:
+                part.layers[name] = checkpoint_wrapper(part.layers[name])
+
+
+# --- data parallelism ------------------------------------------------------------------------------------------------------------------------------
+
+
+def shard(part: Decoder, run: Run, ranks: Ranks) -> None:
+    """FSDP2 (ZeRO-2: weights stay gathered from forward to backward) or, without sharding, `replicate`: one group a layer and one for the ends."""
+    s = run.plan.structure
+    policy = mixed_precision(run)
+    if s.sharding == "none":
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        for layer in part.layers.values():
+            replicate(layer, mesh=ranks.data, mp_policy=policy)
+        replicate(part, mesh=ranks.data, mp_policy=policy)
+        return
+    zero3 = s.sharding == "zero3"
+    offload = CPUOffloadPolicy(pin_memory=ranks.machine.pinned) if s.offload in ("params-cpu", "optimizer-cpu") else OffloadPolicy()
+    made: dict[str, Any] = {"mesh": ranks.shards, "mp_policy": policy, "offload_policy": offload}
+    for layer in part.layers.values():
+        fully_shard(layer, reshard_after_forward=zero3, **made)
+    fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
+
+
+def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
+    """A freshly built part on the meta device -> initialized, laid out as the plan says; the module to call."""
+    device = ranks.machine.device
+    part.to_empty(device=device)
+    if part.head is not None and part.model.tied:
+        part.tie()
+    for name, parameter in part.named_parameters():
+        initialize(name, parameter, seed)
+    if ranks.size("tp") > 1:
+        split_over(part, run, ranks.mesh["tp"])
+    recompute(part, run)
+    if run.plan.structure.framework == "fsdp2":
+        if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
+            shard(part, run, ranks)
+        return part
+    if ranks.data.size() == 1:
+        return part
+    return nn.parallel.DistributedDataParallel(
+        part,
+        process_group=ranks.data.get_group(),
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+        init_sync=False,
+        static_graph=run.plan.accumulation == 1,
+    )

@@ -1,0 +1,188 @@
+"""One optimizer step of a laid-out model, and everything that lives from step to step."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+
+from ..errors import SpecError
+from ..resolve import Run
+from . import optimizer as optimizers
+from .data.batches import Batch
+from .mesh import Ranks
+from .modules import Decoder, build
+from .parallelize import DTYPES, apply, parameter_dtype
+from .settings import Settings
+
+IGNORED = -100
+GROWTH_STEPS = 2000  # steps without overflow until the loss scale doubles
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`loss` is the mean over the step's target tokens; `skipped`: gradients overflowed (fp16) and nothing was changed."""
+
+    loss: float
+    gradient_norm: float
+    tokens: int
+    rate: float
+    skipped: bool
+    seconds: float
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross-entropy over target tokens, in fp32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+class Trainer:
+    """A model, laid out; `step` runs one batch of this replica's sequences."""
+
+    def __init__(self, run: Run, settings: Settings, ranks: Ranks) -> None:
+        self.run, self.settings, self.ranks = run, settings, ranks
+        self.steps = 0
+        self.low = DTYPES.get(run.job.precision)
+        if self.low is None:
+            raise SpecError(f"{run.job.precision} products are only planned here", "training.precision", sorted(DTYPES))
+        self.scale = settings.loss_scale if run.job.precision == "fp16" else 1.0
+        self.good = 0
+        self._build()
+        named = [(n, p) for part in self.parts for n, p in part.named_parameters() if p.requires_grad]
+        self.named = [(n.replace("_checkpoint_wrapped_module.", ""), p) for n, p in named]
+        masters = run.job.master_weights == "fp32" and parameter_dtype(run) != torch.float32
+        self.masters = optimizers.Masters(self.named) if masters else None
+        self.optimizer = optimizers.make(run, self.masters.named if self.masters else self.named, settings, ranks)
+
+    def _build(self) -> None:
+        """`parts`: the pieces of the model that this rank holds; `calls`: what to call for each."""
+        with torch.device("meta"):
+            part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
+        self.parts: list[Decoder] = [part]
+        self.calls: list[nn.Module] = [apply(part, self.run, self.ranks, self.settings.seed)]
+
+    # one step
+
+    def step(self, batch: Batch) -> StepResult:
+        started = time.perf_counter()
+        batch = batch.to(self.ranks.machine.device, pin=self.ranks.machine.pinned)
+        rate = self._set_rate()
+        targets = self._targets(batch)
+        loss = self._forward_backward(batch, self.scale * self.ranks.data.size() / max(targets, 1))
+        total = loss.detach()
+        dist.all_reduce(total, group=self.ranks.data.get_group())
+        norm, skipped = self._update()
+        self.steps += 1
+        mean = float(total) / max(targets, 1)
+        return StepResult(mean, norm, targets, rate, skipped, time.perf_counter() - started)
+
+    def _set_rate(self) -> float:
+        rate = self.settings.rate(self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _targets(self, batch: Batch) -> int:
+        """Target tokens of the whole step: what the loss is a mean over, whoever has more of them."""
+        count = (batch.labels != IGNORED).sum()
+        dist.all_reduce(count, group=self.ranks.data.get_group())
+        return int(count)
+
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        size = self.run.plan.micro_batch_size
+        rows = batch.tokens.shape[0]
+        cut = lambda t, i: None if t is None else t[i : i + size]  # noqa: E731
+        found = [Batch(*(cut(t, i) for t in (batch.tokens, batch.labels, batch.positions, batch.documents))) for i in range(0, rows, size)]  # type: ignore[arg-type]
+        return found
+
+    def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
+        """Gradients of `factor` x the summed loss of all micro-batches; returns this rank's summed loss."""
+        call, part, total = self.calls[0], self.parts[0], torch.zeros((), device=self.ranks.machine.device)
+        pieces = self.micro_batches(batch)
+        no_sync = dict(self.run.plan.structure.options).get("no_sync", True)
+        for i, piece in enumerate(pieces):
+            last = i == len(pieces) - 1
+            with contextlib.ExitStack() as around:
+                if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
+                    around.enter_context(call.no_sync())
+                if hasattr(part, "set_requires_gradient_sync"):
+                    part.set_requires_gradient_sync(last or not no_sync)
+                for context in self._contexts():
+                    around.enter_context(context)
+                loss = loss_of(call(piece.tokens, piece.positions, piece.documents), piece.labels)
+                total += _plain(loss.detach())
+                (loss * factor).backward()
+        return total
+
+    def _contexts(self) -> Iterator[Any]:
+        if self.run.job.loss == "vocab-parallel" and self.ranks.size("tp") > 1:
+            from torch.distributed.tensor.parallel import loss_parallel
+
+            yield loss_parallel()
+        if self.run.job.autocast and self.low is not None and self.low != torch.float32:
+            yield torch.autocast(self.ranks.machine.kind, dtype=self.low)
+
+    def _update(self) -> tuple[float, bool]:
+        weights = [p for _, p in self.named]
+        norm = float(optimizers.gradient_norm(weights, self.ranks)) / self.scale
+        finite = math.isfinite(norm)
+        skipped = not finite and self.run.job.precision == "fp16"
+        if not skipped:
+            clip = self.settings.clip
+            factor = (min(1.0, clip / (norm + 1e-6)) if clip and finite else 1.0) / self.scale
+            if factor != 1.0:
+                optimizers.scale_gradients(weights, factor)
+            if self.masters:
+                self.masters.take()
+            self.optimizer.step()
+            if self.masters:
+                self.masters.give()
+        for p in weights:
+            p.grad = None
+        self._move_scale(skipped)
+        return norm, skipped
+
+    def _move_scale(self, skipped: bool) -> None:
+        """fp16's loss scale: half after an overflow, double after `GROWTH_STEPS` without one (arXiv:1710.03740)."""
+        if self.run.job.precision != "fp16":
+            return
+        self.good = 0 if skipped else self.good + 1
+        if skipped:
+            self.scale = max(1.0, self.scale / 2)
+        elif self.good % GROWTH_STEPS == 0:
+            self.scale *= 2
+
+    # what is kept
+
+    def state(self) -> dict[str, Any]:
+        """Model and optimizer as (distributed) tensors under names that no layout changes, and the numbers beside them."""
+        options = StateDictOptions(full_state_dict=False, cpu_offload=False, flatten_optimizer_state_dict=True)
+        model: dict[str, Any] = {}
+        for call in self.calls:
+            model |= get_model_state_dict(call, options=options)
+        return {"model": model, "optimizer": get_optimizer_state_dict(self.calls[0], self.optimizer, options=options), "progress": self.progress()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        options = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
+        for call in self.calls:
+            set_model_state_dict(call, state["model"], options=options)
+        set_optimizer_state_dict(self.calls[0], self.optimizer, state["optimizer"], options=options)
+        self.steps, self.scale, self.good = int(state["progress"]["steps"]), float(state["progress"]["scale"]), int(state["progress"]["good"])
+
+    def progress(self) -> dict[str, Any]:
+        return {"steps": self.steps, "scale": self.scale, "good": self.good}
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
