@@ -77,7 +77,7 @@ def ranks_of(plan: ParallelPlan, machine: Machine) -> Ranks:
 def process_group(machine: Machine, settings: Settings) -> Iterator[None]:
     """torchrun's process group with the run's timeout on every collective; closed whatever happens."""
     options = {"device_id": machine.device} if machine.kind == "cuda" else {}
-    dist.init_process_group(machine.backend, timeout=datetime.timedelta(seconds=settings.timeout_s), **options)  # type: ignore[arg-type]
+    dist.init_process_group(machine.backend, timeout=datetime.timedelta(seconds=settings.timeout_s), **options)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
@@ -48,7 +48,9 @@ def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.opti
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         if run.job.optimizer != "adamw" or any(isinstance(p, DTensor) for _, p in named):
-            raise SpecError("ZeroRedundancyOptimizer runs here with AdamW and without tensor parallelism", "strategy.sharding", ["zero2", "zero3"])
+            raise SpecError(
+                "ZeroRedundancyOptimizer runs here with AdamW and without tensor parallelism", "strategy.sharding", ["zero2", "zero3"]
+            )
         return ZeroRedundancyOptimizer(
             groups(named, settings), optimizer_class=torch.optim.AdamW, process_group=ranks.data.get_group(), **adam
         )
@@ -87,7 +89,7 @@ class Muon(torch.optim.Optimizer):
         self.adam.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.mine:
             for p in group["params"]:
                 if p.grad is None:
@@ -141,23 +143,23 @@ class Masters:
 def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks, extra: Sequence[str] = ("pp",)) -> torch.Tensor:
     """The 2-norm of the whole gradient, the same on every rank: squares are summed over every axis that splits a tensor, and over pipeline stages."""
     device = ranks.machine.device
-    sums: dict[Any, torch.Tensor] = {}
-    meshes: dict[Any, list[Any]] = {}
+    sums: dict[str, torch.Tensor] = {}  # by the axes that split a tensor, whose names all ranks sort alike
+    groups: dict[str, list[dist.ProcessGroup]] = {}
     for p in parameters:
         g = p.grad
         if g is None:
             continue
-        splits = []
+        found = [(a, ranks.group(a)) for a in getattr(p, "split_axes", ())]  # plain tensors of which each rank holds another part (experts)
         if isinstance(g, DTensor):
-            splits = [(g.device_mesh, i) for i, place in enumerate(g.placements) if place.is_shard() or not isinstance(place, Shard) and hasattr(place, "split_factor")]
-        axes = getattr(p, "split_axes", ())  # plain tensors that a rank holds alone (experts)
-        key = (tuple((id(m), i) for m, i in splits), axes)
-        meshes[key] = [m.get_group(i) for m, i in splits] + [ranks.group(a) for a in axes]
+            names = g.device_mesh.mesh_dim_names or ()
+            found += [(names[i], g.device_mesh.get_group(i)) for i, place in enumerate(g.placements) if not place.is_replicate()]
+        key = ", ".join(name for name, _ in found)
+        groups[key] = [group for _, group in found]
         square = local(g).float().square().sum().to(device)
         sums[key] = sums[key] + square if key in sums else square
     total = torch.zeros((), device=device)
-    for key in sorted(sums, key=str):
-        for group in meshes[key]:
+    for key in sorted(sums):
+        for group in groups[key]:
             dist.all_reduce(sums[key], group=group)
         total = total + sums[key]
     for axis in extra:

@@ -111,7 +111,11 @@ def recompute(part: Decoder, run: Run) -> None:
         return
     if s.recompute == "selective" and s.recompute_modules:
         if set(s.recompute_modules) != {"core_attn"}:
-            raise SpecError(f"only core_attn is recomputed alone here, not {', '.join(s.recompute_modules)}", "strategy.recompute_modules", ["core_attn"])
+            raise SpecError(
+                f"only core_attn is recomputed alone here, not {', '.join(s.recompute_modules)}",
+                "strategy.recompute_modules",
+                ["core_attn"],
+            )
         for layer in part.layers.values():
             assert isinstance(layer, Table)
             op = next(o for o in layer.ops if o.kind == "attention")
@@ -171,7 +175,6 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
         process_group=ranks.data.get_group(),
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,
         init_sync=False,
         static_graph=run.plan.accumulation == 1,
     )

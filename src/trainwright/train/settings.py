@@ -75,7 +75,10 @@ def _check(f: dataclasses.Field[Any], value: Any) -> None:
     kind = type(f.default)
     fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and kind is not bool):
-        raise SpecError(f"{str(value)[:60]!r} is not {({'int': 'a whole number', 'float': 'a number', 'bool': 'true or false'}).get(kind.__name__, 'a text')}", f.name)
+        raise SpecError(
+            f"{str(value)[:60]!r} is not {({'int': 'a whole number', 'float': 'a number', 'bool': 'true or false'}).get(kind.__name__, 'a text')}",
+            f.name,
+        )
     low, high = f.metadata.get("low"), f.metadata.get("high")
     if low is not None and not (math.isfinite(value) and low <= value <= high):
         raise SpecError(f"{value} is not between {low:g} and {high:g}", f.name, [low if value < low else high])

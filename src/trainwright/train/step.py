@@ -13,8 +13,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
-from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
@@ -103,7 +108,7 @@ class Trainer:
         size = self.run.plan.micro_batch_size
         rows = batch.tokens.shape[0]
         cut = lambda t, i: None if t is None else t[i : i + size]  # noqa: E731
-        found = [Batch(*(cut(t, i) for t in (batch.tokens, batch.labels, batch.positions, batch.documents))) for i in range(0, rows, size)]  # type: ignore[arg-type]
+        found = [Batch(*(cut(t, i) for t in (batch.tokens, batch.labels, batch.positions, batch.documents))) for i in range(0, rows, size)]
         return found
 
     def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
@@ -171,14 +176,22 @@ class Trainer:
         model: dict[str, Any] = {}
         for call in self.calls:
             model |= get_model_state_dict(call, options=options)
-        return {"model": model, "optimizer": get_optimizer_state_dict(self.calls[0], self.optimizer, options=options), "progress": self.progress()}
+        return {
+            "model": model,
+            "optimizer": get_optimizer_state_dict(self.calls[0], self.optimizer, options=options),
+            "progress": self.progress(),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         options = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
         for call in self.calls:
             set_model_state_dict(call, state["model"], options=options)
         set_optimizer_state_dict(self.calls[0], self.optimizer, state["optimizer"], options=options)
-        self.steps, self.scale, self.good = int(state["progress"]["steps"]), float(state["progress"]["scale"]), int(state["progress"]["good"])
+        self.steps, self.scale, self.good = (
+            int(state["progress"]["steps"]),
+            float(state["progress"]["scale"]),
+            int(state["progress"]["good"]),
+        )
 
     def progress(self) -> dict[str, Any]:
         return {"steps": self.steps, "scale": self.scale, "good": self.good}

@@ -1,0 +1,60 @@
+"""Tiny models and layouts, and one trainer run that every layout is held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainwright.resolve import resolve
+from trainwright.spec.run import validate
+from trainwright.train.data.batches import Batch
+from trainwright.train.device import Machine
+from trainwright.train.mesh import ranks_of
+from trainwright.train.settings import Settings
+from trainwright.train.step import Trainer
+
+BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+BASE |= {"vocab_size": 256, "max_position_embeddings": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256},
+    "llama": {"model_type": "llama", **BASE},
+    "tied": {"model_type": "llama", **BASE, "tie_word_embeddings": True},
+    "moe": {"model_type": "mixtral", **BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+SEQ, GLOBAL = 32, 8
+CPU = Machine("cpu", "gloo")
+
+
+def run_of(model: str, strategy: dict[str, Any], training: dict[str, Any] | None = None) -> Any:
+    gpus = 1
+    for axis in ("dp", "tp", "pp", "cp"):
+        gpus *= strategy.get(axis, 1)
+    spec = {
+        "model": MODELS[model],
+        "cluster": {"gpu": "H100", "nodes": 1, "gpus_per_node": gpus},
+        "training": {"seq_len": SEQ, "global_batch_size": GLOBAL, "precision": "fp32", "optimizer_kernel": "foreach", **(training or {})},
+        "strategy": {"framework": "fsdp2", **strategy},
+    }
+    return resolve(validate(spec))
+
+
+def batch(step: int, rank: int = 0, size: int = 1) -> Batch:
+    """The same sequences for every layout: each replica takes its share. Some targets are ignored, more of them in some sequences than in others."""
+    made = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, 256, (GLOBAL, SEQ), generator=made)
+    labels = tokens.roll(-1, 1)
+    for row in range(GLOBAL):
+        labels[row, SEQ - 1 - row :] = -100
+    share = GLOBAL // size
+    mine = slice(rank * share, (rank + 1) * share)
+    return Batch(tokens[mine], labels[mine], torch.arange(SEQ).unsqueeze(0).expand(share, -1))
+
+
+def train(model: str, strategy: dict[str, Any], training: dict[str, Any] | None = None, steps: int = 3, **settings: Any) -> dict[str, Any]:
+    """Losses, gradient norms of `steps` steps, and the whole weights after them, on whatever ranks are there."""
+    run = run_of(model, strategy, training)
+    ranks = ranks_of(run.plan, CPU)
+    trainer = Trainer(run, Settings(steps=steps, warmup_steps=0, learning_rate=1e-3, eps=1e-5, **settings), ranks)
+    found = [trainer.step(batch(i, *ranks.replica)) for i in range(steps)]
+    return {"loss": [f.loss for f in found], "norm": [f.gradient_norm for f in found]}
