@@ -69,7 +69,7 @@ def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.opti
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024) for the layers' matrices; AdamW for embeddings, head, norms.
+    """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024) for the layers' matrices; AdamW for the rest.
 
     The step of an (m, n) matrix is scaled by 0.2 sqrt(max(m, n)), so that its size is AdamW's (arXiv:2502.16982). A sharded gradient is gathered for the
     iteration and each rank keeps its part.

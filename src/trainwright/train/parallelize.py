@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -138,6 +139,8 @@ def shard(part: Decoder, run: Run, ranks: Ranks) -> None:
     """FSDP2 (ZeRO-2: weights stay gathered from forward to backward) or, without sharding, `replicate`: one group a layer and one for the ends."""
     s = run.plan.structure
     policy = mixed_precision(run)
+    # The loss reads the logits and changes nothing in place, which is all that this warning is about.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     if s.sharding == "none":
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
