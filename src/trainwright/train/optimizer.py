@@ -23,6 +23,12 @@ def local(x: torch.Tensor) -> torch.Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def settle(p: nn.Parameter) -> None:
+    """The gradient laid out as its weight is: a table that tensor parallelism splits gets its gradient whole from backward."""
+    if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+        p.grad = p.grad.redistribute(p.device_mesh, p.placements)
+
+
 def _kind(p: torch.Tensor) -> Any:
     """Tensors that one fused call may take together."""
     return (p.device_mesh, p.device.type) if isinstance(p, DTensor) else p.device.type

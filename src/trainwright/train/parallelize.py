@@ -163,7 +163,8 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
     if part.head is not None and part.model.tied:
         part.tie()
     for name, parameter in part.named_parameters():
-        initialize(name, parameter, seed)
+        alone = name == "head.lm_head.weight" and part.model.tied  # another rank holds the table whose copy this is
+        initialize(f"embed.{part.model.embedding.ops[0].weights[0].name}" if alone else name, parameter, seed)
     if ranks.size("tp") > 1:
         split_over(part, run, ranks.mesh["tp"])
     recompute(part, run)
@@ -171,7 +172,7 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)
         return part
-    if ranks.data.size() == 1:
+    if ranks.data.size() == 1 or ranks.size("pp") > 1:  # a pipeline sums its gradients once, after its list
         return part
     return nn.parallel.DistributedDataParallel(
         part,

@@ -29,6 +29,7 @@ from .data.batches import Batch
 from .mesh import Ranks
 from .modules import Decoder, build
 from .parallelize import DTYPES, apply, parameter_dtype
+from .pipeline import Pipeline
 from .settings import Settings
 
 IGNORED = -100
@@ -70,12 +71,20 @@ class Trainer:
         self.masters = optimizers.Masters(self.named) if masters else None
         self.optimizer = optimizers.make(run, self.masters.named if self.masters else self.named, settings, ranks)
 
+    parts: list[Decoder]
+    calls: list[nn.Module]
+
     def _build(self) -> None:
         """`parts`: the pieces of the model that this rank holds; `calls`: what to call for each."""
+        self.pipeline = Pipeline(self.run, self.ranks, self.settings.seed) if self.ranks.size("pp") > 1 else None
+        if self.pipeline is not None:
+            self.parts = [s.part for s in self.pipeline.stages.values()]
+            self.calls = [s.call for s in self.pipeline.stages.values()]
+            return
         with torch.device("meta"):
             part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
-        self.parts: list[Decoder] = [part]
-        self.calls: list[nn.Module] = [apply(part, self.run, self.ranks, self.settings.seed)]
+        self.parts = [part]
+        self.calls = [apply(part, self.run, self.ranks, self.settings.seed)]
 
     # one step
 
@@ -87,6 +96,8 @@ class Trainer:
         loss = self._forward_backward(batch, self.scale * self.ranks.data.size() / max(targets, 1))
         total = loss.detach()
         dist.all_reduce(total, group=self.ranks.data.get_group())
+        if self.pipeline is not None:
+            dist.all_reduce(total, group=self.ranks.group("pp"))
         norm, skipped = self._update()
         self.steps += 1
         mean = float(total) / max(targets, 1)
@@ -113,6 +124,11 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
         """Gradients of `factor` x the summed loss of all micro-batches; returns this rank's summed loss."""
+        if self.pipeline is not None:
+            with contextlib.ExitStack() as around:
+                for context in self._contexts():
+                    around.enter_context(context)
+                return self.pipeline.run_step(self.micro_batches(batch), lambda out, labels: self._pipeline_loss(out, labels, factor))
         call, part, total = self.calls[0], self.parts[0], torch.zeros((), device=self.ranks.machine.device)
         pieces = self.micro_batches(batch)
         no_sync = dict(self.run.plan.structure.options).get("no_sync", True)
@@ -130,6 +146,10 @@ class Trainer:
                 (loss * factor).backward()
         return total
 
+    def _pipeline_loss(self, logits: torch.Tensor, labels: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = loss_of(logits, labels)
+        return loss * factor, _plain(loss.detach())
+
     def _contexts(self) -> Iterator[Any]:
         if self.run.job.loss == "vocab-parallel" and self.ranks.size("tp") > 1:
             from torch.distributed.tensor.parallel import loss_parallel
@@ -140,7 +160,10 @@ class Trainer:
 
     def _update(self) -> tuple[float, bool]:
         weights = [p for _, p in self.named]
-        norm = float(optimizers.gradient_norm(weights, self.ranks)) / self.scale
+        for p in weights:
+            optimizers.settle(p)
+        once = [p for p in weights if not getattr(p, "is_copy", False)]
+        norm = float(optimizers.gradient_norm(once, self.ranks)) / self.scale
         finite = math.isfinite(norm)
         skipped = not finite and self.run.job.precision == "fp16"
         if not skipped:
