@@ -109,12 +109,41 @@ def _launcher(words: Sequence[Text]) -> tuple[str, int]:
         return "srun", 1
     if first in ("mpirun", "mpiexec", "orterun"):
         return "mpirun", 1
-    if first in ("env", "numactl", "timeout", "stdbuf", "nsys", "ncu", "poetry", "uv", "pixi", "conda", "singularity", "apptainer", "docker", "enroot", "uvx", "ssh", "pdsh", "ray", "catchsegv", "taskset", "nice", "xvfb-run"):  # noqa: E501
+    if first in (
+        "env",
+        "numactl",
+        "timeout",
+        "stdbuf",
+        "nsys",
+        "ncu",
+        "poetry",
+        "uv",
+        "pixi",
+        "conda",
+        "singularity",
+        "apptainer",
+        "docker",
+        "enroot",
+        "uvx",
+        "ssh",
+        "pdsh",
+        "ray",
+        "catchsegv",
+        "taskset",
+        "nice",
+        "xvfb-run",
+    ):  # noqa: E501
         return _inner(words)
     if first.startswith("torchrun"):
         return "torchrun", 1
     if first in ("accelerate", "accelerate-launch"):
-        return ("accelerate", 2) if first == "accelerate" and len(words) > 1 and str(words[1]) == "launch" else ("accelerate", 1) if "-" in first else ("", 0)
+        return (
+            ("accelerate", 2)
+            if first == "accelerate" and len(words) > 1 and str(words[1]) == "launch"
+            else ("accelerate", 1)
+            if "-" in first
+            else ("", 0)
+        )
     if first == "deepspeed":
         return "deepspeed", 1
     if PYTHON.match(str(words[0])):
@@ -197,7 +226,14 @@ def _program(words: Sequence[Text], command: Command) -> Layer:
     heads: list[tuple[str, int, list[Text]]] = []
     for word in words[start:] if str(first).startswith("-") else [first, *words[start + 1 :]]:
         hit = re.match(r"^(--?[A-Za-z][\w.\-/]*)(=?)(.*)$", str(word), re.DOTALL)
-        if hit and not (hit.group(1).count("-") == 1 and not hit.group(2) and values is not None and len(hit.group(1)) > 3 and hit.group(1)[1:2] != "-" and False):
+        if hit and not (
+            hit.group(1).count("-") == 1
+            and not hit.group(2)
+            and values is not None
+            and len(hit.group(1)) > 3
+            and hit.group(1)[1:2] != "-"
+            and False
+        ):
             values = [_piece(word, hit.group(3))] if hit.group(2) else []
             heads.append((hit.group(1).lstrip("-"), word.line, values))
             if hit.group(2):
@@ -225,18 +261,41 @@ def document(name: str, text: str, layer: Layer, label: Sequence[str] = ()) -> D
         if hit:
             pairs.append((_path(hit.group(1)), hit.group(2), word.line))
         elif str(word).startswith("#"):
-            problems.append(Problem("comment-argument", f"{str(word)[:40]!r} inside quotes is no comment: the program gets it as an argument", word.line))
+            problems.append(
+                Problem(
+                    "comment-argument", f"{str(word)[:40]!r} inside quotes is no comment: the program gets it as an argument", word.line
+                )
+            )
     for option in layer.options:
         for value in option.values:
             if str(value).startswith("#"):
-                problems.append(Problem("comment-argument", f"{str(value)[:40]!r} inside quotes is no comment: the program gets it as an argument", value.line))
+                problems.append(
+                    Problem(
+                        "comment-argument",
+                        f"{str(value)[:40]!r} inside quotes is no comment: the program gets it as an argument",
+                        value.line,
+                    )
+                )
     for path, value, line in pairs:
         if path in lines:
-            problems.append(Problem("duplicate-key", f"--{'.'.join(map(str, path))} is given twice (first on line {lines[path]}); the last wins", line, path=path))
+            problems.append(
+                Problem(
+                    "duplicate-key",
+                    f"--{'.'.join(map(str, path))} is given twice (first on line {lines[path]}); the last wins",
+                    line,
+                    path=path,
+                )
+            )
         if _nest(data, path, value):
             lines[path] = line
     if layer.lost:
-        problems.append(Problem("lost-arguments", f"{' '.join(str(w) for w in layer.words)[:40] or '--' + layer.options[0].name} begins a command of its own: the line before does not go on", layer.line))
+        problems.append(
+            Problem(
+                "lost-arguments",
+                f"{' '.join(str(w) for w in layer.words)[:40] or '--' + layer.options[0].name} begins a command of its own: the line before does not go on",
+                layer.line,
+            )
+        )
     part = layer.name.rpartition("/")[2] or layer.kind
     part += f" ({', '.join(label)})" if label else ""
     return Document(name, text, "shell", data, lines, tuple(problems), parent=name, part=part, detail=layer)

@@ -45,6 +45,9 @@ EXTRA: Mapping[str, str] = {
     "launch.world_size": "processes in all",
     "launch.main_address": "rendezvous host",
     "launch.timeout_s": "time limit of a collective",
+    "launch.visible_gpus": "GPUs that CUDA_VISIBLE_DEVICES leaves",
+    "cluster.constraint": "the scheduler's word for a kind of node",
+    "training.samples": "sequences of the whole run",
     "training.accumulation": "micro-batches of a step and replica",
     "training.learning_rate": "peak learning rate",
     "training.steps": "optimizer steps",
@@ -61,7 +64,7 @@ EXTRA: Mapping[str, str] = {
 class Reading:
     """What one format made of one document.
 
-    `unknown`: key paths that the format does not know; `open`: paths that only the launch line, the environment or the Trainer can fill ("auto",
+    `unknown`: key paths that the format does not list (`known.keys(format)` has the lists); `open`: paths that only the launch line, the environment or the Trainer can fill ("auto",
     ``${...}``, placeholders); `fragment`: the file is meant to be joined with others, so what is missing in it is no fault.
     """
 

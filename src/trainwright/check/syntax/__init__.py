@@ -10,7 +10,9 @@ from . import json, shell, toml, yaml
 from .source import Broken, decoded
 
 Others = Callable[[str], str | None]
-LAUNCH_WORDS = re.compile(r"(^|[\s;&|/])(torchrun|deepspeed|accelerate launch|srun|python3? |llamafactory-cli|axolotl |tune run)", re.MULTILINE)
+LAUNCH_WORDS = re.compile(
+    r"(^|[\s;&|/])(torchrun|deepspeed|accelerate launch|srun|python3? |llamafactory-cli|axolotl |tune run)", re.MULTILINE
+)
 
 
 def read(name: str, raw: bytes | str, others: Others = lambda name: None) -> list[Document]:

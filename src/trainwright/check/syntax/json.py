@@ -141,7 +141,9 @@ class _Reader:
             name = self.key(path)
             here = (*path, name)
             if name in found:
-                self.note("duplicate-key", f"{name!r} stands twice (first on line {self.lines_of.get(here, opened)}); the last wins", here, line)
+                self.note(
+                    "duplicate-key", f"{name!r} stands twice (first on line {self.lines_of.get(here, opened)}); the last wins", here, line
+                )
             self.lines_of[here] = line
             self.skip()
             if self.peek() not in (":", "="):

@@ -57,11 +57,22 @@ def directives(text: str) -> tuple[dict[str, Any], dict[Path, int], list[Problem
         if not re.match(r"#SBATCH\s", line):
             continue
         if ended:
-            problems.append(Problem("late-directive", f"Slurm reads directives up to the first command (line {ended}): {line[:50]!r} has no effect", number))
+            problems.append(
+                Problem(
+                    "late-directive", f"Slurm reads directives up to the first command (line {ended}): {line[:50]!r} has no effect", number
+                )
+            )
             continue
         for key, value in _words(line[len("#SBATCH") :]):
             if ("sbatch", key) in lines:
-                problems.append(Problem("duplicate-key", f"--{key} is given twice (first on line {lines['sbatch', key]}); the last wins", number, path=("sbatch", key)))
+                problems.append(
+                    Problem(
+                        "duplicate-key",
+                        f"--{key} is given twice (first on line {lines['sbatch', key]}); the last wins",
+                        number,
+                        path=("sbatch", key),
+                    )
+                )
             found[key], lines["sbatch", key] = value, number
     return found, lines, problems
 

@@ -103,15 +103,21 @@ class Expander:
             nonlocal still_open
             name = hit.group(1) or hit.group(2) or hit.group(3)
             found = self.lookup(name, line, state)
-            value = "" if found is None else str(found[0] if isinstance(found, list) and found else found if isinstance(found, Text) else "")
+            value = (
+                "" if found is None else str(found[0] if isinstance(found, list) and found else found if isinstance(found, Text) else "")
+            )
             if found is None or (isinstance(found, Text) and found.open) or not value.strip():
                 still_open = True
                 return hit.group()
             if re.fullmatch(r"\d+(_\d+)+|\d+\.\d+|[\d.]+[eE][+-]?\d+", value.strip()):
-                self.problems.append(Problem("arithmetic", f"the shell cannot compute with {name}={value[:40]} ($((...)) takes whole numbers)", line))
+                self.problems.append(
+                    Problem("arithmetic", f"the shell cannot compute with {name}={value[:40]} ($((...)) takes whole numbers)", line)
+                )
             return f"({value})" if re.search(r"[-+*/% ]", value.strip()) else value.strip()
 
-        filled = re.sub(r"\$\{([A-Za-z_]\w*)(?:\[[^\]]*\])?(?::?-[^}]*)?\}|\$([A-Za-z_]\w*|\d)|(?<![\w$])([A-Za-z_]\w*)", fill, source[:400])
+        filled = re.sub(
+            r"\$\{([A-Za-z_]\w*)(?:\[[^\]]*\])?(?::?-[^}]*)?\}|\$([A-Za-z_]\w*|\d)|(?<![\w$])([A-Za-z_]\w*)", fill, source[:400]
+        )
         value = None if still_open else compute(filled)
         return text(f"$(({filled.strip()[:200]}))" if value is None else value, line, value is None)
 
@@ -187,7 +193,12 @@ class Expander:
         name, index, rest = hit.group(1), (hit.group(2) or "")[1:-1], hit.group(3)
         known_before = name in self.undefined
         value = self.lookup(name, line, state)
-        if rest[:1] in (":", "-", "=", "+", "?") and rest and rest[:2] in (":-", ":=", ":+", ":?", "-", "=", "+", "?") or re.match(r"[-=+?]", rest):
+        if (
+            rest[:1] in (":", "-", "=", "+", "?")
+            and rest
+            and rest[:2] in (":-", ":=", ":+", ":?", "-", "=", "+", "?")
+            or re.match(r"[-=+?]", rest)
+        ):
             if not known_before:
                 self.undefined.pop(name, None)
             return self.default(name, value, rest, line, state)

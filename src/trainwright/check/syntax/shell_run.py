@@ -297,7 +297,13 @@ class _Runner:
         return [state]
 
     def inside(
-        self, source: Text, state: State, depth: int, prefix: tuple[Text, ...], arguments: tuple[Text, ...] = (), environment: tuple[tuple[str, Text], ...] = ()
+        self,
+        source: Text,
+        state: State,
+        depth: int,
+        prefix: tuple[Text, ...],
+        arguments: tuple[Text, ...] = (),
+        environment: tuple[tuple[str, Text], ...] = (),
     ) -> list[State]:
         """``bash -c '...'`` and ``eval``: the text is a script of its own; `prefix` (srun and its options) stands before each of its commands."""
         if depth > 12:

@@ -235,7 +235,9 @@ class Parser:
         if word in ("!", "time"):
             self.at += len(word)
             self.blank()
-        function = re.compile(r"(?:function[ \t]+([\w:.-]+)[ \t]*(?:\([ \t]*\))?|([\w:.-]+)[ \t]*\([ \t]*\))[ \t\n]*(?=\{)").match(self.text, self.at)
+        function = re.compile(r"(?:function[ \t]+([\w:.-]+)[ \t]*(?:\([ \t]*\))?|([\w:.-]+)[ \t]*\([ \t]*\))[ \t\n]*(?=\{)").match(
+            self.text, self.at
+        )
         if function:
             self.at = function.end() + 1
             return self.trailed(Function(function.group(1) or function.group(2), tuple(self.until("}")), line))
@@ -265,6 +267,8 @@ class Parser:
             raise Broken(f"{begin} is never closed", line, "unclosed")
         text = self.text[self.at + 2 : stop]
         self.at = stop + 2
+        if begin == "[[" and _words_at_odds(text):
+            self.problems.append(Problem("broken", f"[[{text[:60]}]] is no condition: a word too many (quotes are missing?)", line))
         self.blank()
         operator = next((o for o in ("&&", "||", "|", "&") if self.text.startswith(o, self.at)), "")
         self.at += len(operator)
@@ -541,6 +545,14 @@ class Parser:
             if depth == 0:
                 return self.text[start : self.at - 1]
         raise Broken(f"a {begin} is never closed", opened, "unclosed")
+
+
+def _words_at_odds(condition: str) -> bool:
+    """``a = b c`` without quotes: bash refuses a second word behind an operator."""
+    if "&&" in condition or "||" in condition or "(" in condition or '"' in condition or "'" in condition or "`" in condition:
+        return False
+    words = condition.split()
+    return len(words) == 4 and words[0] != "!" and words[1] in ("=", "==", "!=", "-eq", "-ne", "-lt", "-gt", "-le", "-ge")
 
 
 def plain(word: Word) -> str:

@@ -25,7 +25,9 @@ class Broken(Exception):
 def decoded(raw: bytes | str) -> tuple[str, list[Problem]]:
     """The text of a file with ``\\n`` line ends and no byte order mark, and what was odd. Empty with a fatal problem where it is no text."""
     if len(raw) > LARGEST_BYTES:
-        return "", [Problem("too-large", f"{len(raw) / 1e6:.0f} MB: no configuration is larger than {LARGEST_BYTES // 10**6} MB", fatal=True)]
+        return "", [
+            Problem("too-large", f"{len(raw) / 1e6:.0f} MB: no configuration is larger than {LARGEST_BYTES // 10**6} MB", fatal=True)
+        ]
     problems: list[Problem] = []
     text = raw if isinstance(raw, str) else _decode(raw, problems)
     if text.startswith("\ufeff"):

@@ -108,7 +108,9 @@ class _Builder:
         if self.count > MOST_NODES or depth > DEEPEST:
             raise Broken("aliases unfold to more than a configuration can hold", node.line, "anchors")
         if node.tag and node.tag != "!" and (not node.tag.startswith(_CORE) or "python" in node.tag):
-            self.problems.append(Problem("tag", f"the tag {node.tag[:60]} is kept as data; nothing is included or run", node.line, path=path))
+            self.problems.append(
+                Problem("tag", f"the tag {node.tag[:60]} is kept as data; nothing is included or run", node.line, path=path)
+            )
         if node.kind == "list":
             found = []
             for i, item in enumerate(node.value):
@@ -132,7 +134,9 @@ class _Builder:
             here = (*path, key if isinstance(key, (str, int)) and not isinstance(key, bool) else str(key))
             if key in own:
                 before = self.lines.get(here)
-                self.problems.append(Problem("duplicate-key", f"{key!r} stands twice (first on line {before}); the last wins", line, path=here))
+                self.problems.append(
+                    Problem("duplicate-key", f"{key!r} stands twice (first on line {before}); the last wins", line, path=here)
+                )
             own.add(key)
             self.lines[here] = line
             found[here[-1]] = self.unfold(value, here, depth + 1)
