@@ -50,6 +50,16 @@ class Ranks:
             return inner
         return self.mesh[("dp_replicate", "dp_shard_cp" if self.size("cp") > 1 else "dp_shard")]
 
+    @cached_property
+    def experts(self) -> DeviceMesh:
+        """(pp, expert_replica, ep, tp): the data axes once more, cut into groups of ep neighbors that share the experts among them."""
+        size = self.size("dp_replicate") * self.size("dp_shard") * self.size("cp")
+        ep = self.plan.ep
+        if size % ep:
+            raise SpecError(f"{ep} groups of experts do not divide {size} data-parallel ranks", "strategy.ep", [size])
+        shape = (self.size("pp"), size // ep, ep, self.size("tp"))
+        return init_device_mesh(self.machine.kind, shape, mesh_dim_names=("pp", "expert_replica", "ep", "tp"))
+
     @property
     def replica(self) -> tuple[int, int]:
         """(which, of how many) data-parallel replicas reads its own sequences."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import SpecError
@@ -41,7 +42,7 @@ class Context:
     documents: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     tables: tuple[torch.Tensor, torch.Tensor] | None = None
-    losses: list[torch.Tensor] | None = None  # auxiliary losses of routers
+    everywhere: torch.Tensor | None = None  # the documents of every rank of a context-parallel group
 
 
 Shared = Callable[[torch.Tensor], torch.Tensor]
@@ -91,6 +92,8 @@ class Core(nn.Module):
 class Router(nn.Module):
     """Scores of all experts, and the `top_k` chosen with their weights."""
 
+    shared: Shared | None = None
+
     def __init__(self, op: Op, numbers: Numbers, **made: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(op.experts, op.k, **made))
@@ -98,7 +101,8 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(tokens, width) -> weights and experts, both (tokens, top_k)."""
-        probabilities = F.softmax(F.linear(x, self.weight), dim=-1, dtype=torch.float32)
+        weight = self.weight if self.shared is None else self.shared(self.weight)
+        probabilities = F.softmax(F.linear(x, weight), dim=-1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.top_k, dim=-1)
         if self.numbers.normalize_top_k:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -107,6 +111,8 @@ class Router(nn.Module):
 
 class Experts(nn.Module):
     """The expert products of a layer between dispatch and combine: ``gate``, ``up``, ``down`` of (experts, out, in)."""
+
+    shared: Shared | None = None
 
     def __init__(self, rows: dict[str, Op], numbers: Numbers, **made: Any) -> None:
         super().__init__()
@@ -118,11 +124,15 @@ class Experts(nn.Module):
                 setattr(self, op.name, holder)
         self.route: Callable[..., torch.Tensor] | None = None  # expert parallelism's
 
+    def _local(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        weight = weight.to_local() if isinstance(weight, DTensor) else weight
+        return (weight if self.shared is None else self.shared(weight)).to(x.dtype)
+
     def run(self, x: torch.Tensor, counts: Iterable[int]) -> torch.Tensor:
         """Tokens sorted by expert, (rows, width) with `counts` rows for each local expert -> (rows, width)."""
         act, made = ACTIVATIONS[self.function], []
-        up, down = self.up_proj.weight, self.down_proj.weight
-        gate = self.gate_proj.weight if hasattr(self, "gate_proj") else None
+        up, down = self._local(self.up_proj.weight, x), self._local(self.down_proj.weight, x)
+        gate = self._local(self.gate_proj.weight, x) if hasattr(self, "gate_proj") else None
         for i, piece in enumerate(x.split(list(counts))):
             h = act(F.linear(piece, gate[i])) * F.linear(piece, up[i]) if gate is not None else act(F.linear(piece, up[i]))
             made.append(F.linear(h, down[i]))
@@ -306,6 +316,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): Table(model.blocks[model.layers[i]], numbers, attention, **made) for i in layers})
         self.head = Table(model.head, numbers, attention, **made) if last else None
         self.rotary = any(op.kind == "rope" for b in model.blocks.values() for op in b)
+        self.gathers_documents: Callable[[torch.Tensor], torch.Tensor] | None = None  # context parallelism's
         self.spans: tuple[tuple[str, ...], ...] = ()  # layers that one checkpoint spans
         if last and model.tied:
             self.tie()
@@ -318,7 +329,9 @@ class Decoder(nn.Module):
 
     def context(self, positions: torch.Tensor, documents: torch.Tensor | None = None) -> Context:
         found = Context(positions, documents)
-        if documents is not None:
+        if documents is not None and self.gathers_documents is not None:
+            found.everywhere = self.gathers_documents(documents)
+        elif documents is not None:
             found.mask = documents_mask(documents)
         if self.rotary:
             found.tables = self.numbers.tables(positions)

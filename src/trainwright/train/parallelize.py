@@ -17,9 +17,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from ..errors import SpecError
 from ..resolve import Run
 from ..spec.blocks import Op
+from . import context, experts
 from .mesh import Ranks
 from .models import every_second_product
-from .modules import Decoder, LayerNorm, RMSNorm, Table, initialize
+from .modules import Decoder, Experts, LayerNorm, RMSNorm, Router, Table, initialize
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -80,6 +81,9 @@ def split_table(table: Table, mesh: DeviceMesh, *, sequence: bool, vocabulary: b
             module.shared = lambda p: SumOver.apply(p, group)
     parallelize_module(table, mesh, plan)
     if sequence:
+        for module in table.modules():
+            if isinstance(module, (Router, Experts)):
+                module.shared = lambda p: SumOver.apply(p, group)
         table.enter = lambda name, op, x: _gathered(op, x, mesh)
 
 
@@ -152,6 +156,11 @@ def shard(part: Decoder, run: Run, ranks: Ranks) -> None:
     offload = CPUOffloadPolicy(pin_memory=ranks.machine.pinned) if s.offload in ("params-cpu", "optimizer-cpu") else OffloadPolicy()
     made: dict[str, Any] = {"mesh": ranks.shards, "mp_policy": policy, "offload_policy": offload}
     for layer in part.layers.values():
+        for module in layer.modules():
+            if isinstance(module, Experts) and run.plan.ep > 1:
+                fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.experts["expert_replica"]})
+                module.set_gradient_divide_factor(float(ranks.data.size()))
+                module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
         fully_shard(layer, reshard_after_forward=zero3, **made)
     fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
 
@@ -167,12 +176,16 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
         initialize(f"embed.{part.model.embedding.ops[0].weights[0].name}" if alone else name, parameter, seed)
     if ranks.size("tp") > 1:
         split_over(part, run, ranks.mesh["tp"])
+    if ranks.size("cp") > 1:
+        context.apply(part, run, ranks)
+    if run.plan.ep > 1:
+        experts.apply(part, ranks.experts["ep"])
     recompute(part, run)
-    if run.plan.structure.framework == "fsdp2":
+    if run.plan.structure.framework == "fsdp2" and not (run.plan.ep > 1 and run.plan.structure.sharding == "none"):
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)
         return part
-    if ranks.data.size() == 1 or ranks.size("pp") > 1:  # a pipeline sums its gradients once, after its list
+    if ranks.data.size() == 1 or ranks.size("pp") > 1 or run.plan.ep > 1:  # `reduce.sum_gradients` sums theirs, once a step
         return part
     return nn.parallel.DistributedDataParallel(
         part,

@@ -5,13 +5,15 @@ posts the receives of a channel one after another until the one it needs is amon
 (two process groups, toward higher and toward lower ranks), so that a send never queues behind a receive.
 
 A split backward (I and W) keeps each linear layer's input and output gradient from I and makes the weight's gradient at W. Where weights are sharded
-or split (FSDP2, tensor parallelism) I makes both at once and W has nothing left to do: the numbers are the same, the order of the work is the plan's, its shape is not.
+or split (FSDP2, tensor parallelism) I makes both at once and W has nothing left to do: the numbers are the same, the order of the work is the
+plan's, its shape is not.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,9 +31,9 @@ from .mesh import Ranks
 from .modules import Decoder, build
 from .optimizer import settle
 from .parallelize import apply, parameter_dtype
+from .reduce import all_reduce_gradients, sum_gradients
 
 Key = tuple[str, int, int]  # F (an activation) or B (a gradient), the stage that receives it, microbatch
-BUCKET_BYTES = 25 * 2**20
 
 
 def table_of(run: Run) -> ActionTable:
@@ -210,7 +212,7 @@ class Pipeline:
                 continue
             for p in self._shared(stages, tied):
                 p.is_copy = self.rank == b if tied else self._is_copy(p) or any(p is q for q in self.here[1:])
-            self.pairs.append((group, lambda s=stages, t=tied: self._shared(s, t)))
+            self.pairs.append((group, partial(self._shared, stages, tied)))
 
     @property
     def _first_rank(self) -> int:
@@ -320,10 +322,7 @@ class Pipeline:
             stage.part.set_is_last_backward(last)
 
     def _sum_gradients(self) -> None:
-        size = self.ranks.data.size()
-        if size > 1:
-            plain = [p for s in self.stages.values() if not hasattr(s.part, "set_requires_gradient_sync") for p in s.part.parameters()]
-            all_reduce_gradients(plain, self.ranks.data.get_group(), 1 / size)
+        sum_gradients([s.part for s in self.stages.values()], self.ranks)
         for p in self.here:
             settle(p)
         if self.here:
@@ -333,34 +332,6 @@ class Pipeline:
                 head.copy_(table)
         for group, parameters in self.pairs:
             all_reduce_gradients(list(parameters()), group)
-
-
-def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: float = 1.0) -> None:
-    """Sums gradients over a group in buckets of `BUCKET_BYTES`, times `factor`."""
-    bucket: list[torch.Tensor] = []
-    size = 0
-
-    def flush() -> None:
-        if not bucket:
-            return
-        flat = torch.cat([g.reshape(-1) for g in bucket])
-        dist.all_reduce(flat, group=group)
-        flat.mul_(factor)
-        for g, piece in zip(bucket, flat.split([g.numel() for g in bucket])):
-            g.copy_(piece.view_as(g))
-        bucket.clear()
-
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        settle(p)
-        g = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-        if bucket and (bucket[0].dtype != g.dtype or size + g.numel() * g.element_size() > BUCKET_BYTES):
-            flush()
-            size = 0
-        bucket.append(g)
-        size += g.numel() * g.element_size()
-    flush()
 
 
 def _boundary_dtype(run: Run) -> torch.dtype:

@@ -24,12 +24,14 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
+from . import context
 from . import optimizer as optimizers
 from .data.batches import Batch
 from .mesh import Ranks
 from .modules import Decoder, build
 from .parallelize import DTYPES, apply, parameter_dtype
 from .pipeline import Pipeline
+from .reduce import sum_gradients
 from .settings import Settings
 
 IGNORED = -100
@@ -90,7 +92,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> StepResult:
         started = time.perf_counter()
-        batch = batch.to(self.ranks.machine.device, pin=self.ranks.machine.pinned)
+        batch = context.cut(batch.to(self.ranks.machine.device, pin=self.ranks.machine.pinned), self.run, self.ranks)
         rate = self._set_rate()
         targets = self._targets(batch)
         loss = self._forward_backward(batch, self.scale * self.ranks.data.size() / max(targets, 1))
@@ -126,8 +128,8 @@ class Trainer:
         """Gradients of `factor` x the summed loss of all micro-batches; returns this rank's summed loss."""
         if self.pipeline is not None:
             with contextlib.ExitStack() as around:
-                for context in self._contexts():
-                    around.enter_context(context)
+                for setting in self._contexts():
+                    around.enter_context(setting)
                 return self.pipeline.run_step(self.micro_batches(batch), lambda out, labels: self._pipeline_loss(out, labels, factor))
         call, part, total = self.calls[0], self.parts[0], torch.zeros((), device=self.ranks.machine.device)
         pieces = self.micro_batches(batch)
@@ -139,11 +141,13 @@ class Trainer:
                     around.enter_context(call.no_sync())
                 if hasattr(part, "set_requires_gradient_sync"):
                     part.set_requires_gradient_sync(last or not no_sync)
-                for context in self._contexts():
-                    around.enter_context(context)
+                for setting in self._contexts():
+                    around.enter_context(setting)
                 loss = loss_of(call(piece.tokens, piece.positions, piece.documents), piece.labels)
                 total += _plain(loss.detach())
                 (loss * factor).backward()
+        if self.run.plan.ep > 1:
+            sum_gradients(self.parts, self.ranks)
         return total
 
     def _pipeline_loss(self, logits: torch.Tensor, labels: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,261 @@
+"""Context parallelism: each rank of the cp axis holds part of every sequence, and attention brings queries and keys together again.
+
+* ``ring``: keys and values travel round the ring, partial results are merged by their log-sum-exp (arXiv:2310.01889); in backward their gradients
+  travel with them.
+  Ranks hold the pieces r and 2n-1-r of 2n, so that causal work is even (arXiv:2309.14509, Llama 3's report §3.3.2).
+* ``allgather``: keys and values are gathered, queries stay.
+* ``ulysses``: an all-to-all makes whole sequences of some heads of it (arXiv:2309.14509); heads divide over the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import SpecError
+from ..resolve import Run
+from .data.batches import Batch
+from .kernels import attend, documents_mask
+from .mesh import Ranks
+from .modules import Context, Core, Decoder
+
+# PyTorch 2.13 renames them.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def index_of(rank: int, size: int, tokens: int, kind: str) -> torch.Tensor:
+    """Places in the whole sequence, of `tokens`, that a rank holds, in order."""
+    if kind == "ulysses":
+        return torch.arange(tokens).chunk(size)[rank]
+    pieces = torch.arange(tokens).chunk(2 * size)
+    return torch.cat((pieces[rank], pieces[2 * size - 1 - rank]))
+
+
+def cut(batch: Batch, run: Run, ranks: Ranks) -> Batch:
+    """This rank's part of every sequence."""
+    size = ranks.size("cp")
+    if size == 1:
+        return batch
+    index = index_of(ranks.rank("cp"), size, batch.tokens.shape[1], run.plan.structure.cp_kind).to(batch.tokens.device)
+    take = lambda x: x.index_select(1, index).contiguous()  # noqa: E731
+    return Batch(take(batch.tokens), take(batch.labels), take(batch.positions), None if batch.documents is None else take(batch.documents))
+
+
+def apply(part: Decoder, run: Run, ranks: Ranks) -> None:
+    """Every attention core of the part works over the cp axis. Raises `SpecError` where the sequence or the heads do not divide."""
+    size, kind, tokens = ranks.size("cp"), run.plan.structure.cp_kind, run.job.seq_len
+    pieces = size if kind == "ulysses" else 2 * size
+    if tokens % pieces:
+        raise SpecError(f"{tokens} tokens do not divide into {pieces} pieces", "training.seq_len", [tokens // pieces * pieces or pieces])
+    local_heads = run.model.kv_heads // ranks.size("tp")
+    if kind == "ulysses" and local_heads % size:
+        raise SpecError(f"{local_heads} key-value heads a rank do not divide over {size}", "strategy.cp", ["ring"])
+    across = Across(ranks.group("cp"), ranks.rank("cp"), size, kind)
+    part.gathers_documents = across.documents
+    for module in part.modules():
+        if isinstance(module, Core):
+            core = module
+            module.kernel = lambda q, k, v, context, core=core: across.attend(q, k, v, context, core)
+
+
+class Across:
+    """The cp group and its kind of attention."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int, kind: str) -> None:
+        self.group, self.rank, self.size, self.kind = group, rank, size, kind
+
+    def documents(self, documents: torch.Tensor) -> torch.Tensor:
+        """(size, batch, tokens of a rank): every rank's."""
+        found = documents.new_empty((self.size, *documents.shape))
+        all_gather(found.flatten(0, 1), documents.contiguous(), group=self.group)
+        return found
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: Context, core: Core) -> torch.Tensor:
+        total = q.shape[2] * self.size
+        indices = [index_of(r, self.size, total, self.kind).to(q.device) for r in range(self.size)]
+        window = core.op.window
+        if self.kind == "ring":
+            return Ring.apply(q, k, v, self, indices, context.everywhere, window)
+        if self.kind == "allgather":
+            keys, values = (Gathered.apply(x, self) for x in (k, v))
+            allowed = _allowed(indices[self.rank], torch.cat(indices), window)[None, None]
+            if context.everywhere is not None:
+                everyone = torch.cat(tuple(context.everywhere), 1)
+                allowed = allowed & (context.everywhere[self.rank].unsqueeze(2) == everyone.unsqueeze(1)).unsqueeze(1)
+            return attend(q, keys, values, "efficient" if core.kind == "flash" else core.kind, allowed)
+        q, k, v = (Heads.apply(x, self) for x in (q, k, v))
+        mask = None if context.everywhere is None else documents_mask(torch.cat(tuple(context.everywhere), 1))
+        return Sequence.apply(attend(q, k, v, core.kind, mask, window), self)
+
+
+def _allowed(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    back = queries.unsqueeze(1) - keys.unsqueeze(0)
+    return (back >= 0) if window is None else (back >= 0) & (back < window)
+
+
+def _swap(x: torch.Tensor, across: Across) -> torch.Tensor:
+    """all_to_all over the first dim, whose size is the group's."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x, group=across.group)
+    return out
+
+
+def _to_heads(x: torch.Tensor, n: Across) -> torch.Tensor:
+    """(batch, heads, part, d) -> (batch, heads / n, whole, d)."""
+    b, h, s, d = x.shape
+    swapped = _swap(x.view(b, n.size, h // n.size, s, d).transpose(0, 1), n)
+    return swapped.permute(1, 2, 0, 3, 4).reshape(b, h // n.size, n.size * s, d)
+
+
+def _to_sequence(x: torch.Tensor, n: Across) -> torch.Tensor:
+    """(batch, heads / n, whole, d) -> (batch, heads, part, d)."""
+    b, h, s, d = x.shape
+    swapped = _swap(x.view(b, h, n.size, s // n.size, d).permute(2, 0, 1, 3, 4), n)
+    return swapped.transpose(0, 1).reshape(b, n.size * h, s // n.size, d)
+
+
+class Heads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, across: Across) -> torch.Tensor:
+        ctx.across = across
+        return _to_heads(x, across)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _to_sequence(g, ctx.across), None
+
+
+class Sequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, across: Across) -> torch.Tensor:
+        ctx.across = across
+        return _to_sequence(x, across)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _to_heads(g, ctx.across), None
+
+
+class Gathered(torch.autograd.Function):
+    """(batch, heads, part, d) -> (batch, heads, whole, d) in rank order; gradients are summed and scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, across: Across) -> torch.Tensor:
+        ctx.across = across
+        found = x.new_empty((across.size, *x.shape))
+        all_gather(found.flatten(0, 1), x.contiguous(), group=across.group)
+        return torch.cat(tuple(found), 2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        pieces = torch.stack(g.chunk(ctx.across.size, 2))
+        out = torch.empty_like(pieces[0])
+        reduce_scatter(out, pieces.flatten(0, 1), group=ctx.across.group)
+        return out, None
+
+
+class Ring(torch.autograd.Function):
+    """softmax(q k^T) v with keys and values passed on n - 1 times, and their gradients n times."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        across: Across,
+        indices: list[torch.Tensor],
+        documents: torch.Tensor | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        ctx.across, ctx.indices, ctx.documents, ctx.window = across, indices, documents, window
+        kv = torch.stack((k, v))
+        out: torch.Tensor | None = None
+        total: torch.Tensor | None = None
+        for step in range(across.size):
+            source = (across.rank - step) % across.size
+            coming = _pass_on(kv, across) if step + 1 < across.size else None
+            scores = _scores(q, kv[0], _mask(ctx, source))
+            high = scores.logsumexp(-1, keepdim=True)
+            part = torch.matmul(torch.exp(scores - high.clamp(min=-1e30)), _repeat(kv[1], q).float())
+            if out is None or total is None:
+                out, total = part, high
+            else:
+                new = torch.logaddexp(total, high)
+                safe = new.clamp(min=-1e30)
+                out, total = out * torch.exp(total - safe) + part * torch.exp(high - safe), new
+            if coming is not None:
+                kv = coming()
+        assert out is not None
+        assert total is not None
+        made = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, made, total)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, total = ctx.saved_tensors
+        across = ctx.across
+        wide, delta = g.float(), (g.float() * out.float()).sum(-1, keepdim=True)
+        dq = torch.zeros_like(q, dtype=torch.float32)
+        kv, dkv = torch.stack((k, v)), torch.zeros((2, *k.shape), dtype=torch.float32, device=k.device)
+        scale = q.shape[-1] ** -0.5
+        for step in range(across.size):
+            source = (across.rank - step) % across.size
+            coming = _pass_on(kv, across) if step + 1 < across.size else None
+            p = torch.exp(_scores(q, kv[0], _mask(ctx, source)) - total)
+            keys, values = (_repeat(x, q).float() for x in kv)
+            ds = p * (torch.matmul(wide, values.transpose(2, 3)) - delta) * scale
+            dq += torch.matmul(ds, keys)
+            dkv[0] += _fold(torch.matmul(ds.transpose(2, 3), q.float()), k)
+            dkv[1] += _fold(torch.matmul(p.transpose(2, 3), wide), v)
+            dkv = _pass_on(dkv, across)()
+            if coming is not None:
+                kv = coming()
+        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None, None
+
+
+def _pass_on(x: torch.Tensor, across: Across) -> Any:
+    """Sends to the next rank of the ring and takes from the one before; call the result to wait."""
+    ranks = dist.get_process_group_ranks(across.group)
+    out = torch.empty_like(x)
+    to, source = ranks[(across.rank + 1) % across.size], ranks[(across.rank - 1) % across.size]
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x.contiguous(), to, across.group), dist.P2POp(dist.irecv, out, source, across.group)]
+    )
+
+    def wait() -> torch.Tensor:
+        for work in works:
+            work.wait()
+        return out
+
+    return wait
+
+
+def _mask(ctx: Any, source: int) -> torch.Tensor:
+    """(batch or 1, 1, queries, keys) of this rank's queries and another's keys."""
+    here = ctx.across.rank
+    found = _allowed(ctx.indices[here], ctx.indices[source], ctx.window)[None, None]
+    if ctx.documents is None:
+        return found
+    return found & (ctx.documents[here].unsqueeze(2) == ctx.documents[source].unsqueeze(1)).unsqueeze(1)
+
+
+def _repeat(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    groups = q.shape[1] // x.shape[1]
+    return x if groups == 1 else x.repeat_interleave(groups, 1)
+
+
+def _fold(g: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Gradients of repeated key-value heads summed."""
+    groups = g.shape[1] // like.shape[1]
+    return g if groups == 1 else g.unflatten(1, (like.shape[1], groups)).sum(2)
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    found = torch.matmul(q.float(), _repeat(k, q).float().transpose(2, 3)) * q.shape[-1] ** -0.5
+    return found.masked_fill(~mask, float("-inf"))
