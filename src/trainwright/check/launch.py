@@ -18,9 +18,13 @@ BARE = {
         "use-parallelism-config", "quiet", "q", "module", "m", "no-python", "debug", "same-network", "dynamo-use-fullgraph", "dynamo-use-dynamic",
         "dynamo-use-regional-compilation", "fsdp-use-orig-params-on", "enable-cpu-affinity", "main-training-function-on", "vm-on",
     },
-    "deepspeed": {"module", "m", "no-python", "no-local-rank", "save-pid", "force-multi", "enable-each-rank-log-on", "no-ssh", "no-ssh-check", "bind-cores-to-rank", "elastic-training"},
+    "deepspeed": {
+        "module", "m", "no-python", "no-local-rank", "save-pid", "force-multi", "enable-each-rank-log-on", "no-ssh", "no-ssh-check",
+        "bind-cores-to-rank", "elastic-training",
+    },
     "srun": {
-        "exclusive", "label", "l", "unbuffered", "u", "overlap", "exact", "pty", "quiet", "Q", "verbose", "v", "no-kill", "k", "overcommit", "O", "oversubscribe", "s",
+        "exclusive", "label", "l", "unbuffered", "u", "overlap", "exact", "pty", "quiet", "Q", "verbose", "v", "no-kill", "k", "overcommit", "O",
+        "oversubscribe", "s",
         "wait-all-nodes-on", "container-remap-root", "no-container-remap-root", "container-writable", "container-readonly", "no-container-mount-home",
         "container-mount-home", "no-container-entrypoint", "immediate", "contiguous", "multi-prog", "preserve-env", "E", "slurmd-debug-on", "gres-flags-on",
     },
@@ -132,7 +136,7 @@ def _launcher(words: Sequence[Text]) -> tuple[str, int]:
         "taskset",
         "nice",
         "xvfb-run",
-    ):  # noqa: E501
+    ):
         return _inner(words)
     if first.startswith("torchrun"):
         return "torchrun", 1
@@ -226,14 +230,7 @@ def _program(words: Sequence[Text], command: Command) -> Layer:
     heads: list[tuple[str, int, list[Text]]] = []
     for word in words[start:] if str(first).startswith("-") else [first, *words[start + 1 :]]:
         hit = re.match(r"^(--?[A-Za-z][\w.\-/]*)(=?)(.*)$", str(word), re.DOTALL)
-        if hit and not (
-            hit.group(1).count("-") == 1
-            and not hit.group(2)
-            and values is not None
-            and len(hit.group(1)) > 3
-            and hit.group(1)[1:2] != "-"
-            and False
-        ):
+        if hit:
             values = [_piece(word, hit.group(3))] if hit.group(2) else []
             heads.append((hit.group(1).lstrip("-"), word.line, values))
             if hit.group(2):
@@ -252,50 +249,28 @@ def document(name: str, text: str, layer: Layer, label: Sequence[str] = ()) -> D
     """The options of one layer as data: dotted options and ``a.b=c`` words are nested, a repeated option is a problem."""
     data: dict[str, object] = {}
     lines: dict[Path, int] = {}
-    problems: list[Problem] = []
-    pairs: list[tuple[Path, object, int]] = []
-    for option in layer.options:
-        pairs.append((_path(option.name), _value(option.values), option.line))
-    for word in layer.words[1:]:
+    pairs: list[tuple[Path, object, int]] = [(_path(o.name), _value(o.values), o.line) for o in layer.options]
+    words = list(layer.words[1:])
+    for word in words:
         hit = re.match(r"^[+~]{0,2}([A-Za-z_][\w.\-/@]*)=(.*)$", str(word), re.DOTALL)
         if hit:
             pairs.append((_path(hit.group(1)), hit.group(2), word.line))
-        elif str(word).startswith("#"):
-            problems.append(
-                Problem(
-                    "comment-argument", f"{str(word)[:40]!r} inside quotes is no comment: the program gets it as an argument", word.line
-                )
-            )
-    for option in layer.options:
-        for value in option.values:
-            if str(value).startswith("#"):
-                problems.append(
-                    Problem(
-                        "comment-argument",
-                        f"{str(value)[:40]!r} inside quotes is no comment: the program gets it as an argument",
-                        value.line,
-                    )
-                )
+    swallowed = [w for w in [*words, *(v for o in layer.options for v in o.values)] if str(w).startswith("#")]
+    problems = [
+        Problem("comment-argument", f"{str(w)[:40]!r} inside quotes is no comment: the program gets it as an argument", w.line)
+        for w in swallowed
+    ]
     for path, value, line in pairs:
         if path in lines:
+            dotted = ".".join(map(str, path))
             problems.append(
-                Problem(
-                    "duplicate-key",
-                    f"--{'.'.join(map(str, path))} is given twice (first on line {lines[path]}); the last wins",
-                    line,
-                    path=path,
-                )
+                Problem("duplicate-key", f"--{dotted} is given twice (first on line {lines[path]}); the last wins", line, path=path)
             )
         if _nest(data, path, value):
             lines[path] = line
     if layer.lost:
-        problems.append(
-            Problem(
-                "lost-arguments",
-                f"{' '.join(str(w) for w in layer.words)[:40] or '--' + layer.options[0].name} begins a command of its own: the line before does not go on",
-                layer.line,
-            )
-        )
+        first = " ".join(str(w) for w in layer.words)[:40] or f"--{layer.options[0].name}"
+        problems.append(Problem("lost-arguments", f"{first} begins a command of its own: the line before does not go on", layer.line))
     part = layer.name.rpartition("/")[2] or layer.kind
     part += f" ({', '.join(label)})" if label else ""
     return Document(name, text, "shell", data, lines, tuple(problems), parent=name, part=part, detail=layer)
@@ -314,9 +289,10 @@ def _value(values: Sequence[Text]) -> object:
 def _nest(data: dict[str, object], path: Path, value: object) -> bool:
     here = data
     for key in path[:-1]:
-        below = here.setdefault(str(key), {})
+        below: object = here.setdefault(str(key), {})
         if not isinstance(below, dict):
-            below = here[str(key)] = {"": below}
+            below = {"": below}
+            here[str(key)] = below
         here = below
     if isinstance(here.get(str(path[-1])), dict) and not isinstance(value, dict):
         return False

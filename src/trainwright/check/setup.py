@@ -64,7 +64,8 @@ EXTRA: Mapping[str, str] = {
 class Reading:
     """What one format made of one document.
 
-    `unknown`: key paths that the format does not list (`known.keys(format)` has the lists); `open`: paths that only the launch line, the environment or the Trainer can fill ("auto",
+    `unknown`: key paths that the format does not list (`known.keys(format)` has the lists); `open`: paths that only the launch line, the environment or the
+    Trainer can fill ("auto",
     ``${...}``, placeholders); `fragment`: the file is meant to be joined with others, so what is missing in it is no fault.
     """
 

@@ -72,7 +72,8 @@ class Facts:
 
     def path(self, *names: str) -> Path | None:
         """The real path of a table or key, None where it is not there."""
-        here, path = self.document.data, ()
+        here: Any = self.document.data
+        path: Path = ()
         for name in names:
             if not isinstance(here, Mapping):
                 return None
@@ -121,7 +122,7 @@ class Facts:
 
     def reading(self, name: str, **more: Any) -> Reading:
         rest = [p for p in every_open(self.document.data) if p not in self.open]
-        return Reading(self.document, name, tuple(self.found), open=tuple([*self.open, *rest]), **more)
+        return Reading(self.document, name, tuple(self.found), open=(*self.open, *rest), **more)
 
 
 def dig(data: Any, path: Path) -> Any:

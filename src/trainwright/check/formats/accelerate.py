@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...emit import accelerate as emitted
-from ..document import Document
+from ..document import Document, Path
 from ..known import keys
 from ..setup import Reading
 from . import Format
@@ -53,7 +53,7 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
         facts.say("strategy.compile", str(backend).upper() != "NO", facts.path("dynamo_config", "dynamo_backend"))
     if launch:
         known = keys("accelerate").of("launch")
-        unknown = tuple((k,) for k in document.data if plain(k) not in known) if known else ()
+        unknown: tuple[Path, ...] = tuple((k,) for k in document.data if plain(k) not in known)
     else:
         unknown = unknown_keys(document, keys("accelerate"))
     return facts.reading("accelerate", unknown=unknown, fragment=launch)
@@ -94,8 +94,9 @@ def _fsdp(facts: Facts, above: tuple[str, ...]) -> None:
 def _deepspeed(facts: Facts, above: tuple[str, ...]) -> None:
     facts.say(FRAMEWORK, "deepspeed", facts.path("distributed_type") or facts.path(*above) or facts.path("use_deepspeed"))
     facts.take("strategy.sharding", stage, (*above, "zero_stage"))
-    facts.take("training.accumulation", whole, *([(*above, "gradient_accumulation_steps")] if above else []))
-    facts.take("training.clip", number, *([(*above, "gradient_clipping")] if above else []))
+    if above:
+        facts.take("training.accumulation", whole, (*above, "gradient_accumulation_steps"))
+        facts.take("training.clip", number, (*above, "gradient_clipping"))
     for key, word in (("offload_param_device", "params"), ("offload_optimizer_device", "optimizer")):
         device = str(facts.get(*above, key) or "none").lower()
         live = word == "optimizer" or number(facts.get(*above, "zero_stage")) == 3

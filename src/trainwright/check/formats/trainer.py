@@ -9,16 +9,18 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, attention, dig, flag, launched, number, optimizer, plain, precision, share, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, attention, dig, flag, launched, number, optimizer, plain, share, text, unknown_keys, whole
 
 OWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio",
     "warmup_steps", "gradient_checkpointing", "save_strategy", "save_steps", "logging_steps", "eval_strategy", "evaluation_strategy", "output_dir",
-    "per_device_eval_batch_size", "bf16", "fp16", "report_to", "weight_decay", "max_grad_norm", "model_name_or_path", "deepspeed", "fsdp", "fsdp_config", "optim",
+    "per_device_eval_batch_size", "bf16", "fp16", "report_to", "weight_decay", "max_grad_norm", "model_name_or_path", "deepspeed", "fsdp",
+    "fsdp_config", "optim",
     "overwrite_output_dir", "do_train", "save_total_limit", "logging_strategy", "dataloader_num_workers", "per_gpu_train_batch_size",
 )  # fmt: skip
 TRL = (
-    "model_name_or_path", "torch_dtype", "attn_implementation", "max_seq_length", "max_length", "packing", "dataset_name", "dataset_mixer", "use_peft", "lora_r", "load_in_4bit",
+    "model_name_or_path", "torch_dtype", "attn_implementation", "max_seq_length", "max_length", "packing", "dataset_name",
+    "dataset_mixer", "use_peft", "lora_r", "load_in_4bit",
     "max_prompt_length", "max_completion_length", "beta", "num_generations", "dataset_text_field", "dataset_config", "use_vllm", "loss_type",
 )  # fmt: skip
 
@@ -154,7 +156,6 @@ def _adapter(facts: Facts) -> None:
     facts.take("training.lora_rank", whole, "lora_r", "lora_rank", "r")
 
 
-TYPES = precision
 FORMAT = (
     Format("trainer", "Hugging Face TrainingArguments", recognizes, read, ("hf", "transformers"), "transformers 5.24 training_args.py"),
     Format("trl", "TRL and recipes", recognizes_trl, read_trl, ("trl-recipe",), "trl trainer/*_config.py, scripts/utils.py"),

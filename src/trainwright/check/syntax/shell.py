@@ -15,7 +15,8 @@ from .source import Broken, Lines
 
 SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "p": "partition", "J": "job-name", "t": "time", "o": "output", "e": "error",
-    "w": "nodelist", "x": "exclude", "A": "account", "q": "qos", "C": "constraint", "D": "chdir", "d": "dependency", "a": "array", "L": "licenses", "m": "distribution",
+    "w": "nodelist", "x": "exclude", "A": "account", "q": "qos", "C": "constraint", "D": "chdir", "d": "dependency", "a": "array",
+    "L": "licenses", "m": "distribution",
 }  # fmt: skip
 
 
@@ -116,8 +117,7 @@ def embedded(name: str, text: str, written: Written) -> list[Document]:
             return [_renamed(d, text) for d in yaml.read(name, body, written.line, **about)]
     except Broken as error:
         if looks_json or target.endswith((".yaml", ".yml")):
-            line = error.line if looks_json or error.line is None else error.line
-            problem = Problem(error.kind, f"the {target} that the script writes: {error.message}", line, fatal=True)
+            problem = Problem(error.kind, f"the {target} that the script writes: {error.message}", error.line, fatal=True)
             return [Document(name, text, "json" if looks_json else "yaml", None, {}, (problem,), **about)]
     return []
 

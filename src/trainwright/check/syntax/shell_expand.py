@@ -193,11 +193,8 @@ class Expander:
         name, index, rest = hit.group(1), (hit.group(2) or "")[1:-1], hit.group(3)
         known_before = name in self.undefined
         value = self.lookup(name, line, state)
-        if (
-            rest[:1] in (":", "-", "=", "+", "?")
-            and rest
-            and rest[:2] in (":-", ":=", ":+", ":?", "-", "=", "+", "?")
-            or re.match(r"[-=+?]", rest)
+        if (rest[:1] in (":", "-", "=", "+", "?") and rest and rest[:2] in (":-", ":=", ":+", ":?", "-", "=", "+", "?")) or re.match(
+            r"[-=+?]", rest
         ):
             if not known_before:
                 self.undefined.pop(name, None)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..document import Problem
-from .shell_expand import Expander, State
+from .shell_expand import OUTSIDE, Expander, State
 from .shell_tree import DECLARES, Assign, Case, Condition, Function, Group, If, Loop, Node, Parser, Simple, Word
 from .shell_values import Text, compute, joined, text
+from .source import Broken
 
 MOST_STATES = 8  # ways through undecided branches that are kept
 MOST_STEPS = 20_000
@@ -19,9 +20,11 @@ SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "dash")
 # Words that a script may begin a line with and that start no training.
 QUIET = frozenset((
     "echo", "printf", "cd", "set", "unset", "mkdir", "rm", "cp", "mv", "ls", "module", "conda", "pip", "pip3", "sleep", "wait", "trap", "kill", "cat", "tee",
-    "chmod", "chown", "date", "hostname", "nvidia-smi", "shopt", "ulimit", "touch", "wget", "curl", "git", "apt-get", "apt", "tar", "unzip", "which", "true",
-    "false", "test", "[", "grep", "sed", "awk", "head", "tail", "ln", "popd", "pushd", "local", "alias", "read", ":", "scontrol", "getent", "clear", "df", "free",
-    "huggingface-cli", "pkill", "source", ".", "return", "exit", "break", "continue", "shift", "let", "if", "fi", "squeue", "ray", "tmux", "screen", "seq",
+    "chmod", "chown", "date", "hostname", "nvidia-smi", "shopt", "ulimit", "touch", "wget", "curl", "git", "apt-get", "apt",
+    "tar", "unzip", "which", "true",
+    "false", "test", "[", "grep",
+    "sed", "awk", "head", "tail", "ln", "popd", "pushd", "local", "alias", "read", ":", "scontrol", "getent", "clear", "df", "free",
+    "huggingface-cli", "pkill", "source", ".", "return", "exit", "break", "continue", "shift", "let", "squeue", "ray", "tmux", "screen", "seq",
 ))  # fmt: skip
 
 
@@ -145,7 +148,7 @@ class _Runner:
     def loop(self, node: Loop, state: State, depth: int) -> list[State]:
         if node.test or not node.name:
             ahead = self.body(node.body, [state.fork()], depth + 1)  # its commands count, what it sets is not certain
-            if node.test and any(isinstance(n, Condition) or isinstance(n, Simple) for n in node.test):
+            if node.test and isinstance(node.test[0], Simple):
                 first = node.test[0]
                 if isinstance(first, Simple) and first.words and str(self.expander.string(first.words[0], state)) in ("true", ":"):  # type: ignore[arg-type]
                     return [s for s in ahead if not s.dead] or [state]
@@ -159,7 +162,7 @@ class _Runner:
             self.script.assigned.setdefault(node.name, node.line)
             for s in states:
                 s.set(node.name, item)
-            states = [s for s in self.body(node.body, states, depth + 1)]
+            states = self.body(node.body, states, depth + 1)
         for s in states:
             s.dead = False
         return states
@@ -194,8 +197,6 @@ class _Runner:
             part = next(p for p in word if p.kind != "text" or p.value)
             if part.kind == "var" and re.fullmatch(r"[A-Za-z_]\w*", part.value) and part.value not in state.variables:
                 self.expander.used.setdefault(part.value, part.line)
-                from .shell_expand import OUTSIDE
-
                 return [text(f"${part.value}", part.line, True)] if OUTSIDE.match(part.value) else [_UNSET]
             if part.kind == "var" and re.fullmatch(r"[A-Za-z_]\w*(:?[-+].*)?", part.value) and not self.expander.fields(word, state):
                 return [Text()]
@@ -215,7 +216,7 @@ class _Runner:
                 break
             try:
                 word = parser.word()
-            except Exception:  # noqa: BLE001 - whatever no word is, is no condition that can be decided
+            except Broken:
                 return None, False
             if parser.at == before:
                 words.append(text(parser.text[parser.at : parser.at + 2] if parser.text[parser.at] in "&|" else parser.text[parser.at]))
@@ -279,12 +280,7 @@ class _Runner:
             return found
         if name == "eval":
             return self.inside(joined(words[1:]), state, depth, ())
-        if name == "set" and len(words) > 1 and str(words[1]) == "--":
-            state.arguments = tuple(words[2:])
-        if name == "shift" and state.arguments:
-            state.arguments = state.arguments[1:]
-        if name in ("exec", "nohup", "time", "sudo", "command"):
-            words = words[1:]
+        words = _own(words, state)
         for i, word in enumerate(words[:-1]):
             if str(word) in SHELLS and str(words[i + 1]) in ("-c", "-lc", "-ic", "-ec", "-xc", "-exc") and i + 2 < len(words):
                 return self.inside(words[i + 2], state, depth, tuple(words[:i]), tuple(words[i + 4 :]), environment)
@@ -349,6 +345,16 @@ class _Runner:
             elif listed[:1] == ["tee"]:
                 target = target or listed[-1]
             self.script.written.append(Written(value, target, document.line))
+
+
+def _own(words: list[Text], state: State) -> list[Text]:
+    """``set --`` and ``shift`` change the arguments; ``exec``, ``nohup`` and the like only stand before a command."""
+    name = str(words[0])
+    if name == "set" and len(words) > 1 and str(words[1]) == "--":
+        state.arguments = tuple(words[2:])
+    if name == "shift" and state.arguments:
+        state.arguments = state.arguments[1:]
+    return words[1:] if name in ("exec", "nohup", "time", "sudo", "command") and len(words) > 1 else words
 
 
 _UNSET = Text((("", 0, False),))

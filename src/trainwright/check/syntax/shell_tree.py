@@ -293,7 +293,7 @@ class Parser:
         self.blank()
         word = self.word()
         self.take("in")
-        branches = []
+        branches: list[tuple[tuple[Word, ...], tuple[Node, ...]]] = []
         while True:
             self.gap()
             if self.keyword() == "esac":
@@ -449,11 +449,11 @@ class Parser:
             elif c == '"':
                 self.quoted(parts)
             elif c == "$" and self.peek(2) == "$'":
-                end = re.compile(r"(?:[^'\\]|\\.)*'", re.DOTALL).match(self.text, self.at + 2)
-                if not end:
+                ansi = re.compile(r"(?:[^'\\]|\\.)*'", re.DOTALL).match(self.text, self.at + 2)
+                if not ansi:
                     raise Broken("a $' is never closed", self.line(), "unclosed")
-                self.literal(parts, self.at + 2, end.end() - 1)
-                self.at = end.end()
+                self.literal(parts, self.at + 2, ansi.end() - 1)
+                self.at = ansi.end()
             elif c in "$`":
                 self.dollar(parts, quoted=False)
             elif c == "\\":
@@ -461,10 +461,10 @@ class Parser:
                     parts.append(Part("text", self.text[self.at + 1 : self.at + 2], self.line(), True))
                 self.at += 2
             else:
-                end = re.compile(r"[^ \t\n;&|()<>'\"$`\\]+").match(self.text, self.at)
-                assert end is not None  # every other character has a branch above
-                parts.append(Part("text", end.group(), self.line()))
-                self.at = end.end()
+                bare = re.compile(r"[^ \t\n;&|()<>'\"$`\\]+").match(self.text, self.at)
+                assert bare is not None  # every other character has a branch above
+                parts.append(Part("text", bare.group(), self.line()))
+                self.at = bare.end()
         return tuple(parts)
 
     def literal(self, parts: list[Part], begin: int, end: int) -> None:
