@@ -27,7 +27,7 @@ def read_setup(files: Mapping[str, bytes | str], launch: str | None = None, aske
         documents += [d for d in syntax.shell.read(LAUNCH, launch, others) if d.parent or d.problems]
     for name, raw in files.items():
         documents += syntax.read(name, raw, others)
-    formats = [(d, _format(d)) for d in documents]
+    formats = [pair for d in documents for pair in _with_parts(d)]
     readings = [_read(d, f, {}) for d, f in formats]
     values = Setup(tuple(readings), asked or {})
     context = {"values": _values(values), "readings": tuple(readings)}
@@ -37,6 +37,13 @@ def read_setup(files: Mapping[str, bytes | str], launch: str | None = None, aske
 def read_document(name: str, text: bytes | str) -> Document:
     """The first document of a file: what an editor of the file works on."""
     return syntax.read(name, text)[0]
+
+
+def _with_parts(document: Document) -> list[tuple[Document, Any]]:
+    """The document and those that stand inside it, each with its format."""
+    form = _format(document)
+    inner = form.parts(document) if form is not None else []
+    return [(document, form), *((d, _format(d)) for d in inner)]
 
 
 def _format(document: Document) -> Any:

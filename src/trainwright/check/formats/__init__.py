@@ -18,7 +18,8 @@ class Format:
     """One kind of file.
 
     * `recognizes(document)`: 0 (no) to 1 (surely); the highest of all formats reads the file, so one key in common is never enough;
-    * `read(document, context)`: what it means; `context` holds the launch line's and the other files' values, for ``auto`` and interpolation.
+    * `read(document, context)`: what it means; `context` holds the launch line's and the other files' values, for ``auto`` and interpolation;
+    * `parts(document)`: documents that stand inside it in another syntax (a container's command, a job's ``run:`` script).
     """
 
     name: str
@@ -27,3 +28,4 @@ class Format:
     read: Callable[[Document, Mapping[str, Any]], Reading]
     aliases: tuple[str, ...] = ()
     source: str = ""
+    parts: Callable[[Document], list[Document]] = lambda document: []

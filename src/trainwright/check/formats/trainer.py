@@ -82,9 +82,9 @@ def say(facts: Facts) -> None:
             ("launch.timeout_s", number, ("ddp_timeout",)),
         )
     )
-    _switches(facts)
-    _sharding(facts)
-    _adapter(facts)
+    switches(facts)
+    sharding(facts)
+    adapter(facts)
 
 
 def _steps(value: Any) -> float | int | None:
@@ -93,7 +93,7 @@ def _steps(value: Any) -> float | int | None:
     return found if found is not None and (found >= 1 or found == 0) else None
 
 
-def _switches(facts: Facts) -> None:
+def switches(facts: Facts) -> None:
     for name in ("bf16", "fp16"):
         path = facts.path(name)
         if path and flag(dig(facts.document.data, path)):
@@ -113,7 +113,7 @@ def _switches(facts: Facts) -> None:
         facts.say("training.packing", False, facts.path("group_by_length"))
 
 
-def _sharding(facts: Facts) -> None:
+def sharding(facts: Facts) -> None:
     fsdp, config = facts.get("fsdp"), facts.get("fsdp_config")
     words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     if words and flag(fsdp) is not False:
@@ -139,7 +139,7 @@ def _sharding(facts: Facts) -> None:
         facts.say("strategy.sharding", "none", facts.path("per_device_train_batch_size"), rank=-2)
 
 
-def _adapter(facts: Facts) -> None:
+def adapter(facts: Facts) -> None:
     """LoRA, where something switches it on."""
     on = any(flag(facts.get(n)) for n in ("use_peft", "lora_enable", "use_lora", "qlora", "use_qlora", "q_lora", "peft", "lora"))
     on = on or str(facts.get("finetuning_type") or facts.get("adapter") or "").lower() in ("lora", "qlora")

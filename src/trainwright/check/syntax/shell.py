@@ -22,9 +22,46 @@ SHORT = {
 
 def read(name: str, text: str, others: Callable[[str], str | None] = lambda name: None) -> list[Document]:
     """The script itself first (its data: the ``#SBATCH`` header), then its parts in the order of their lines."""
-    script = follow(text, Lines(text).at, others)
     header, lines, problems = directives(text)
-    parts: list[tuple[int, Document]] = []
+    script = follow(text, Lines(text).at, others, _granted(header))
+    problems = [*problems, *_dropped(script), *script.problems]
+    data = {"sbatch": header} if header else {}
+    whole = Document(name, text, "shell", data, lines, tuple(dict.fromkeys(problems)), detail=script)
+    return [whole, *parts(name, text, script)]
+
+
+def _granted(header: dict[str, Any]) -> dict[str, str]:
+    """What Slurm sets for a job with this header."""
+    found: dict[str, str] = {}
+    for option, names in GRANTED.items():
+        value = str(header.get(option, ""))
+        if re.fullmatch(r"\d{1,6}", value):
+            found |= dict.fromkeys(names, value)
+    gpus = re.search(r"(?:gpu:)?(?:[\w.-]+:)?(\d{1,4})$", str(header.get("gpus-per-node") or header.get("gres") or ""))
+    if gpus:
+        found |= dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), gpus.group(1))
+    return found
+
+
+GRANTED = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+}
+
+
+def inside(name: str, text: str, source: str, first_line: int, given: dict[str, str]) -> list[Document]:
+    """A script that stands inside a file of another syntax, from its line on: only its parts."""
+    script = follow(source, Lines(source, first_line).at, given=given)
+    found = parts(name, text, script)
+    broken = tuple(p for p in script.problems if p.kind in ("broken", "unclosed", "arithmetic"))
+    return [*found, Document(name, text, "shell", {}, {}, broken, parent=name, part="script", detail=script)] if broken else found
+
+
+def parts(name: str, text: str, script: Script) -> list[Document]:
+    """The files that a script writes and the layers of the commands that it starts."""
+    found: list[Document] = [d for written in script.written for d in embedded(name, text, written)]
     seen: set[str] = set()
     for command in script.commands:
         for layer in launch.layers(command):
@@ -32,13 +69,8 @@ def read(name: str, text: str, others: Callable[[str], str | None] = lambda name
             key = repr((layer.kind, made.data, layer.line))
             if key not in seen:
                 seen.add(key)
-                parts.append((layer.line, made))
-    for written in script.written:
-        parts += [(written.line, d) for d in embedded(name, text, written)]
-    problems = [*problems, *_dropped(script), *script.problems]
-    data = {"sbatch": header} if header else {}
-    whole = Document(name, text, "shell", data, lines, tuple(dict.fromkeys(problems)), detail=script)
-    return [whole, *(d for _, d in sorted(parts, key=lambda p: p[0]))]
+                found.append(made)
+    return found
 
 
 def _dropped(script: Script) -> list[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..document import Problem
@@ -62,11 +62,17 @@ class Script:
     problems: list[Problem] = field(default_factory=list)
 
 
-def follow(source: str, line_of: Callable[[int], int], others: Callable[[str], str | None] = lambda name: None) -> Script:
-    """The script followed from an empty environment. `others(name)`: the text of another file of the same call, for ``source``."""
+def follow(
+    source: str,
+    line_of: Callable[[int], int],
+    others: Callable[[str], str | None] = lambda name: None,
+    given: Mapping[str, str] | None = None,
+) -> Script:
+    """The script followed from an environment of `given` variables. `others(name)`: the text of another file of the same call, for ``source``."""
     runner = _Runner(others)
     parser = Parser(source, line_of)
-    states = runner.body(parser.script(), [State()], 0)
+    start = State({name: text(value) for name, value in (given or {}).items()})
+    states = runner.body(parser.script(), [start], 0)
     script = runner.script
     script.problems += parser.problems + runner.expander.problems
     if states:
