@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -135,14 +135,20 @@ def build_request(model: str, said: dict[str, Any], settings: list[str], catalog
     for name, key, *_ in RUN_OPTIONS:
         if said.get(name) is not None:
             _put(document, key, _value(name, said[name]))
+    set_keys(document, settings)
+    if "cluster" not in document:
+        raise SpecError("which GPUs? none are named", "--on", ["--on 8xH100"])
+    return Request(document, catalog_files)
+
+
+def set_keys(document: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """The document with each ``section.key=value`` laid over it."""
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or "." not in key:
             raise SpecError(f"{setting[:80]!r} is not KEY=VALUE", "--set", ["strategy.cp_kind=ulysses"])
         _put(document, key.strip(), _literal(text.strip()))
-    if "cluster" not in document:
-        raise SpecError("which GPUs? none are named", "--on", ["--on 8xH100"])
-    return Request(document, catalog_files)
+    return document
 
 
 def read_document(model: str) -> dict[str, Any]:

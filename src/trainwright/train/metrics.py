@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import TrainwrightError
-
-FILE = "metrics.jsonl"
+from .files import METRICS
 
 
 class Metrics:
@@ -31,7 +30,7 @@ class Metrics:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.file = (folder / FILE).open("a", encoding="utf-8")
+            self.file = (folder / METRICS).open("a", encoding="utf-8")
         except OSError as error:
             raise TrainwrightError(f"metrics cannot be written: {error.strerror} ({error.filename})") from None
         if tensorboard:
@@ -64,26 +63,6 @@ class Metrics:
 def plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_events(folder: Path, start: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of ``metrics.jsonl`` from byte `start` on, and where to go on; a line that is still being written waits."""
-    try:
-        with (folder / FILE).open("rb") as f:
-            f.seek(start)
-            data = f.read()
-    except OSError:
-        return [], start
-    end = data.rfind(b"\n") + 1
-    rows = []
-    for line in data[:end].splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows, start + end
 
 
 def tensor_bytes(tensors: Iterable[Any]) -> int:

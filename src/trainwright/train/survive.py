@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import signal
-import sys
 from collections import deque
 from pathlib import Path
 from types import FrameType
@@ -15,21 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ..errors import TrainwrightError
+from .files import STOP_FILE
 
-STOP_FILE = "stop"
 WINDOW = 20
 
 
 class Diverged(TrainwrightError):
     """The loss is no number, or has jumped; training on would only overwrite good checkpoints."""
-
-
-def die_with_parent() -> None:
-    """Linux kills this process when the one that started it ends, however it ends: no orphan keeps a GPU. Elsewhere: nothing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
-        if os.getppid() == 1:  # it ended before the call
-            os._exit(1)
 
 
 class Stop:

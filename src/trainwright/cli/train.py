@@ -1,0 +1,180 @@
+"""``trainwright train``: a real run with PyTorch on what this machine has."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..train.settings import Settings
+from .plan import Json
+
+if TYPE_CHECKING:
+    from ..resolve import Run
+    from ..train.launch import End, Place
+
+OWN = ("output", "resume")  # have options of their own
+
+
+def takes_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an option for every field of `Settings`; its `said` parameter receives those that were given."""
+    own = [p for n, p in inspect.signature(command, eval_str=True).parameters.items() if n != "said"]
+    chosen = [f for f in fields(Settings) if f.name not in OWN]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        given = {f.name: values.pop(f.name) for f in chosen}
+        return command(said={k: v for k, v in given.items() if v is not None}, **values)
+
+    def parameter(f: Any) -> inspect.Parameter:
+        kind, flag = type(f.default), "--" + f.name.replace("_", "-")
+        flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,)
+        default = f.default if f.default != "" else "none"
+        text = f"{f.metadata['help'][0].upper()}{f.metadata['help'][1:]}." + ("" if kind is bool or default == "none" else f" [{default}]")
+        option = typer.Option(None, *flags, help=text, show_default=False)
+        return inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+
+    signature = inspect.Signature([*own, *map(parameter, chosen)])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return run
+
+
+@takes_settings
+def train(
+    said: dict[str, Any],
+    plan: Annotated[str, typer.Argument(help="A run spec (TOML, JSON or -); left out: a tiny plan.", show_default=False)] = "",
+    output: Annotated[str | None, typer.Option("-o", "--output", help="Folder of the run [runs/NAME].", show_default=False)] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Go on with the run in this folder.", show_default=False)] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of the run spec.", show_default=False)] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
+    node: Annotated[int, typer.Option("--node", min=0, help="Which of them this is.")] = 0,
+    rendezvous: Annotated[str, typer.Option("--rendezvous", help="HOST:PORT of machine 0.", show_default=False)] = "",
+    restarts: Annotated[int, typer.Option("--restarts", min=0, max=100_000, help="How often what was killed is started again.")] = 3,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="One rank of the plan's true size on fake tensors; nothing is trained.")] = False,
+    json_: Json = False,
+) -> int:
+    """Train with PyTorch on what this machine has, in the layout of the plan; without a plan, a tiny model on the embedded text.
+
+    A run can be killed at any moment: it is started again, or goes on with --resume, from its last whole checkpoint. SIGTERM saves and ends with 0.
+    A plan file may hold the options below in a table [train]. Needs the extra: pip install 'trainwright[train]'
+
+    Example: trainwright train --steps 3 -o runs/tiny
+
+    Example: trainwright train --dry-run
+    """
+    from ..train.launch import Place
+    from ..train.scope import require_torch
+
+    require_torch()
+    document, base = read_plan(plan, resume)
+    run = resolved(document, set_ or [])
+    if dry_run:
+        return report_dry_run(run, json_)
+    folder = Path(resume or output or base.get("output") or f"runs/{name_of(run) if plan else 'tiny'}")
+    place = Place(nodes, node, rendezvous, restarts)
+    return start(run, folder, {**base, **said, "output": str(folder)}, place, resumed=bool(resume), json_=json_)
+
+
+def read_plan(plan: str, resume: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run spec and the settings that come with it: of the plan, over those of the run that is resumed, over the tiny plan's."""
+    from importlib import resources
+
+    from ..api import parse_document
+    from ..errors import SpecError
+    from ..train.files import read_run
+    from .output import read_text
+
+    before = read_run(Path(resume)) if resume else None
+    if plan:
+        document = parse_document(read_text(plan), "stdin" if plan == "-" else plan)
+    elif before is not None:
+        document = dict(before["spec"])
+    else:
+        document = parse_document(resources.files("trainwright.train").joinpath("tiny.toml").read_text(), "tiny.toml")
+    table = document.pop("train", {})
+    if not isinstance(table, dict):
+        raise SpecError("is no table", "train")
+    return document, {**(before["settings"] if before else {}), **table}
+
+
+def resolved(document: dict[str, Any], assignments: list[str]) -> Run:
+    from ..api import load
+    from ..resolve import resolve
+    from ..search.constraints import check_plan
+    from .options import set_keys
+
+    run = resolve(load(set_keys(document, assignments)))
+    check_plan(run.model, run.cluster, run.job, run.plan)
+    return run
+
+
+def name_of(run: Run) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in run.model.name)[:60] or "run"
+
+
+def start(run: Run, folder: Path, settings: dict[str, Any], place: Place, *, resumed: bool, json_: bool) -> int:
+    from ..errors import SpecError
+    from ..report.progress import RunView
+    from ..train.launch import Launch, check_place, latest_step, resume_command, settings_of, write_folder
+    from .output import console
+
+    chosen = settings_of(settings, {})
+    ranks = check_place(run, chosen, place)
+    there = latest_step(folder)
+    if there is not None and not resumed:
+        raise SpecError(f"holds a run already (step {there})", str(folder), [resume_command(folder), "-o another folder"])
+    if place.node == 0:
+        write_folder(folder, run, chosen)
+    view = RunView(console(stderr=True), name_of(run), chosen.steps)
+    try:
+        end = Launch(folder, ranks, place, view.see).run()
+    finally:
+        view.close()
+    return tell(end, folder, view.last, json_)
+
+
+def tell(end: End, folder: Path, last: dict[str, Any], json_: bool) -> int:
+    """The end of a run for people, or as one JSON document; the exit status."""
+    from ..train.launch import resume_command
+    from .output import console, print_json
+
+    hint = resume_command(folder) if end.saved is not None and end.word != "done" else None
+    if json_:
+        print_json({**vars(end), "folder": str(folder), "resume": hint, "last": last or None})
+        return end.status
+    err = console(stderr=True)
+    if end.word in ("done", "stopped"):
+        loss = f", loss {end.loss:.4f}" if isinstance(end.loss, float) else ""
+        said = "done" if end.word == "done" else "stopped as asked, saved"
+        err.print(f"{said}: step {end.step}{loss}; {folder}", soft_wrap=True)
+    else:
+        kept = f"; step {end.saved} is saved" if end.saved is not None else ""
+        err.print(f"trainwright: {end.message}{kept}", soft_wrap=True, markup=False)
+    if hint:
+        err.print(f"go on with: {hint}", soft_wrap=True)
+    return end.status
+
+
+def report_dry_run(run: Run, json_: bool) -> int:
+    from ..report.dry_run import dry_run_dict, dry_run_text
+    from ..train.dry import dry_run
+    from .output import console, print_json
+    from .plan import _waiting
+
+    with _waiting("building one rank on fake tensors"):
+        found = dry_run(run)
+    if json_:
+        print_json(dry_run_dict(run, found))
+    else:
+        dry_run_text(console(), run, found)
+    return 0
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(train)

@@ -1,0 +1,13 @@
+"""torchrun, tied to the process that starts it: ``python -m trainwright.train.agent [torchrun's arguments]``. When that one is killed, so are this and the ranks."""
+
+from __future__ import annotations
+
+import sys
+
+from .parent import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()
+    from torch.distributed.run import main
+
+    main(sys.argv[1:])
