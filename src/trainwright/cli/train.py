@@ -56,7 +56,9 @@ def train(
     node: Annotated[int, typer.Option("--node", min=0, help="Which of them this is.")] = 0,
     rendezvous: Annotated[str, typer.Option("--rendezvous", help="HOST:PORT of machine 0.", show_default=False)] = "",
     restarts: Annotated[int, typer.Option("--restarts", min=0, max=100_000, help="How often what was killed is started again.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="One rank of the plan's true size on fake tensors; nothing is trained.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="One rank of the plan's true size on fake tensors; nothing is trained.")
+    ] = False,
     json_: Json = False,
 ) -> int:
     """Train with PyTorch on what this machine has, in the layout of the plan; without a plan, a tiny model on the embedded text.
@@ -162,6 +164,7 @@ def tell(end: End, folder: Path, last: dict[str, Any], json_: bool) -> int:
 
 
 def report_dry_run(run: Run, json_: bool) -> int:
+    from ..api import estimate
     from ..report.dry_run import dry_run_dict, dry_run_text
     from ..train.dry import dry_run
     from .output import console, print_json
@@ -169,10 +172,11 @@ def report_dry_run(run: Run, json_: bool) -> int:
 
     with _waiting("building one rank on fake tensors"):
         found = dry_run(run)
+    expected = estimate(run.filled)
     if json_:
-        print_json(dry_run_dict(run, found))
+        print_json(dry_run_dict(found, expected))
     else:
-        dry_run_text(console(), run, found)
+        dry_run_text(console(), found, expected)
     return 0
 
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-CONVENTION = {"cpu": "MFU: model FLOPs (causal attention as half) over measured matrix products", "cuda": "MFU: model FLOPs over the dense peak"}
+CONVENTION = {
+    "cpu": "MFU: model FLOPs (causal attention as half) over measured matrix products",
+    "cuda": "MFU: model FLOPs over the dense peak",
+}
 LINE_EVERY_S = 5.0
 SMOOTH = 20
 

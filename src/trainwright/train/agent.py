@@ -1,4 +1,4 @@
-"""torchrun, tied to the process that starts it: ``python -m trainwright.train.agent [torchrun's arguments]``. When that one is killed, so are this and the ranks."""
+"""torchrun, tied to the process that starts it: when that one is killed, so are this and the ranks."""
 
 from __future__ import annotations
 

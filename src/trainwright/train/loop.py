@@ -43,7 +43,8 @@ class Steps(Protocol):
 class Feed(Protocol):
     """Batches with a place that can be kept."""
 
-    epoch: float
+    @property
+    def epoch(self) -> float: ...
 
     def __next__(self) -> Batch: ...
 

@@ -72,7 +72,7 @@ def tensor_bytes(tensors: Iterable[Any]) -> int:
         local = t.to_local() if hasattr(t, "to_local") else t
         if isinstance(local, torch.Tensor):
             storage = local.untyped_storage()
-            seen[storage.data_ptr(), storage.nbytes()] = storage.nbytes()
+            seen[storage._cdata] = storage.nbytes()
     return sum(seen.values())
 
 

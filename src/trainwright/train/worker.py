@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ..errors import SpecError, TrainwrightError, one_line
 from .files import OUTCOME, read_errors, read_run, write_error, write_json
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     os._exit(0 if launched and final else status)  # a thread that waits for a peer must not hold the process
 
 
-def work(folder: Path, rank: int, attempt: int):  # type: ignore[no-untyped-def]
+def work(folder: Path, rank: int, attempt: int) -> Any:
     """The run of this rank, from its file to its `Outcome`."""
     from .hang import record_collectives
 

@@ -1,0 +1,168 @@
+"""A run's own trainer on fake tensors: one rank of the plan's true size is built and takes a step, whatever this machine has.
+
+Model, wrappers and optimizer are those of a real run (`step.Trainer`); only the process group carries nothing and tensors have no data, so what reads a
+number (the loss, the gradient's norm) is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+from ..errors import SpecError, TrainwrightError, one_line
+from ..resolve import Run
+from .data.batches import Batch
+from .device import Machine
+from .mesh import ranks_of
+from .metrics import tensor_bytes
+from .modules import build
+from .parallelize import apply, parameter_dtype
+from .probe import quiet
+from .program import Buckets, world
+from .settings import Settings
+from .step import Trainer
+from .tracker import Tracker
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Bytes of live tensors of rank `rank` of `ranks`: what it owns between backward and the optimizer's step, and the most that lives in its second step."""
+
+    rank: int
+    ranks: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    peak_bytes: int
+    seconds: float
+    software: str
+
+
+class Dry(Trainer):
+    """`Trainer` whose step reads no number."""
+
+    gradients = 0
+
+    def _build(self) -> None:
+        """Fake tensors cost nothing: no detour over the meta device, whose exchange of tensors they do not allow."""
+        part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
+        part.__dict__["to_empty"] = lambda device: part
+        self.parts = [part]
+        call = apply(part, self.run, self.ranks, self.settings.seed)
+        if isinstance(call, nn.parallel.DistributedDataParallel):
+            hook_without_data(call)
+        self.calls = [call]
+
+    def dry_step(self, batch: Batch) -> None:
+        self._set_rate()
+        self._forward_backward(batch, 1.0)
+        self.gradients = tensor_bytes(p.grad for _, p in self.named if p.grad is not None)
+        if self.masters:
+            self.masters.take()
+        self.optimizer.step()
+        if self.masters:
+            self.masters.give()
+        for _, p in self.named:
+            p.grad = None
+
+
+def hook_without_data(ddp: Any) -> None:
+    """DDP's own reduction is C++ that reads data: buckets are answered as they are, and not rebuilt."""
+
+    def answer(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    answer.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    ddp.register_comm_hook(None, answer)
+    ddp.reducer = Buckets(ddp.reducer)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of a tensor cut for `number` ranks, each made when it is asked for: with thousands of ranks, cutting all of them takes minutes."""
+
+    tensor: torch.Tensor
+    number: int
+    dim: int
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        rows = self.tensor.shape[self.dim]
+        size = -(-rows // self.number)
+        start = min(index * size, rows)
+        piece = self.tensor.narrow(self.dim, start, min(size, rows - start))
+        return piece if piece.numel() else piece.new_empty(0)
+
+
+@contextlib.contextmanager
+def lazy_pieces() -> Iterator[None]:
+    """FSDP2 cuts each weight into a piece a rank and takes one of them."""
+    before = _fsdp_param._chunk_with_empty
+    _fsdp_param._chunk_with_empty = Pieces
+    try:
+        yield
+    finally:
+        _fsdp_param._chunk_with_empty = before
+
+
+def dry_run(run: Run, rank: int = 0) -> DryRun:
+    """Builds and steps rank `rank`. Raises `SpecError` where PyTorch, or this trainer, refuses the plan."""
+    began = time.perf_counter()
+    tracker = Tracker()
+    try:
+        with quiet(), world(run.plan.gpus, rank):
+            ranks = ranks_of(run.plan, Machine("cpu", "gloo"))  # a mesh is data: it is made of real tensors
+            with lazy_pieces(), FakeTensorMode(), tracker:
+                trainer = Dry(run, Settings(device="cpu"), ranks)
+                batch = fake_batch(run)
+                trainer.dry_step(batch)
+                tracker.reset()
+                trainer.dry_step(batch)
+                found = numbers(trainer, run, rank, tracker, time.perf_counter() - began)
+                del trainer, batch
+    except TrainwrightError:
+        raise
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, KeyError, AttributeError, IndexError) as error:
+        what = f"PyTorch {torch.__version__} refuses this run on fake tensors: {type(error).__name__}: {one_line(error, 300)}"
+        raise SpecError(what, "strategy") from error
+    gc.collect()
+    return found
+
+
+def fake_batch(run: Run) -> Batch:
+    """One replica's sequences of a step: as many micro-batches as accumulate, no more than two (the others hold the same)."""
+    rows = run.plan.micro_batch_size * min(run.plan.accumulation, 2 if run.plan.pp == 1 else run.plan.accumulation)
+    shape = (rows, run.job.seq_len)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    positions = torch.arange(run.job.seq_len).expand(shape)
+    documents = torch.zeros(shape, dtype=torch.int64) if run.job.packing else None
+    return Batch(tokens, torch.zeros(shape, dtype=torch.int64), positions, documents)
+
+
+def numbers(trainer: Dry, run: Run, rank: int, tracker: Tracker, seconds: float) -> DryRun:
+    states: list[Any] = [v for s in trainer.optimizer.state.values() for v in s.values()]
+    masters: list[Any] = [m for _, m in trainer.masters.named] if trainer.masters else []
+    return DryRun(
+        rank=rank,
+        ranks=run.plan.gpus,
+        parameters=tensor_bytes(p for part in trainer.parts for p in part.parameters()),
+        gradients=trainer.gradients,
+        optimizer=tensor_bytes([*states, *masters]),
+        peak_bytes=tracker.peak,
+        seconds=seconds,
+        software=f"torch {torch.__version__}",
+    )
