@@ -26,7 +26,7 @@ class TorchMissing(TrainwrightError):
     """torch or transformers is not installed; ``str()`` says how to install them."""
 
     def __init__(self) -> None:
-        super().__init__(f"measuring needs PyTorch and transformers: {EXTRA}")
+        super().__init__(f"this needs PyTorch and transformers: {EXTRA}")
 
 
 def require_torch() -> None:
