@@ -13,7 +13,11 @@ from ..setup import Fact, Place, Reading
 FRAMEWORK = "strategy.framework"
 ON = frozenset(("true", "yes", "on", "1"))
 OFF = frozenset(("false", "no", "off", "0", "none", "null", ""))
-OPEN = re.compile(r"\$\{?[A-Za-z_(]|\$\d|\?\?\?|^<[^<>]*>$|\{\{|__template__|^(?:TODO|FIXME|CHANGE_?ME|XXX+)$|/path/to/", re.IGNORECASE)
+OPEN = re.compile(
+    r"\$\{?[A-Za-z_(]|\$\d|^\?\?\?$|^<(?:your|path|insert|fill|replace|specify|model|name|data)[^<>]*>$|\{\{|__template__|"
+    r"^(?:TODO|FIXME|CHANGE_?ME|XXX+)$|/path/to/",
+    re.IGNORECASE,
+)
 
 
 def number(value: Any) -> float | int | None:
@@ -55,7 +59,7 @@ def text(value: Any) -> str | None:
 
 def is_open(value: Any) -> bool:
     """Something that another file, the environment or a person fills in."""
-    return value == "auto" or (isinstance(value, str) and bool(OPEN.search(value)))
+    return isinstance(value, str) and len(value) < 2000 and "\n" not in value and (value == "auto" or bool(OPEN.search(value)))
 
 
 def plain(name: object) -> str:
@@ -121,7 +125,8 @@ class Facts:
             self.take(field, convert, *choices)
 
     def reading(self, name: str, **more: Any) -> Reading:
-        rest = [p for p in every_open(self.document.data) if p not in self.open]
+        filled = name in ("deepspeed", "accelerate")  # elsewhere "auto" is a choice of the engine
+        rest = [p for p in every_open(self.document.data) if p not in self.open and (filled or dig(self.document.data, p) != "auto")]
         return Reading(self.document, name, tuple(self.found), open=(*self.open, *rest), **more)
 
 
@@ -165,6 +170,14 @@ def unknown_keys(document: Document, known: Keys, normalize: Callable[[Any], str
                 if listed and normalize(key) not in listed and dotted not in deprecated and normalize(key) not in deprecated:
                     found.append((*path, key))
     return tuple(found)
+
+
+def misspelt(paths: Iterable[Path], listed: Iterable[str], normalize: Callable[[Any], str] = plain) -> tuple[Path, ...]:
+    """Those of the paths whose key is a letter or two from a listed one: a program may have options of its own, so no other unknown key is a fault."""
+    import difflib
+
+    names = [n for n in listed if len(n) > 7]
+    return tuple(p for p in paths if len(str(p[-1])) > 7 and difflib.get_close_matches(normalize(p[-1]), names, 1, 0.92))
 
 
 def share(document: Document, names: Iterable[str]) -> int:

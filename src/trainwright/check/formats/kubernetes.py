@@ -84,13 +84,14 @@ def parts(document: Document) -> list[Document]:
 
 
 def _started(document: Document, holder: Mapping[str, Any], path: Path) -> list[Document]:
-    words = [str(w) for key in ("command", "args") for w in (holder.get(key) if isinstance(holder.get(key), list) else [])]
+    lists = [holder.get(key) for key in ("command", "args")]
+    words = [str(w) for found in lists if isinstance(found, list) for w in found]
     if not words or sum(map(len, words)) > 200_000:
         return []
     key = "args" if holder.get("args") else "command"
     line = document.line((*path, "command" if holder.get("command") else key)) or 1
     listed = holder.get("env")
-    env = listed if isinstance(listed, list) else []
+    env: list[Any] = listed if isinstance(listed, list) else []
     given = {str(e["name"]): str(e["value"]) for e in env if isinstance(e, Mapping) and "name" in e and "value" in e}
     script = next((i for i, w in enumerate(words) if w in ("-c", "-lc", "-ec", "-xc")), None)
     if script is not None and words[0].rpartition("/")[2] in ("bash", "sh", "zsh") and script + 1 < len(words):

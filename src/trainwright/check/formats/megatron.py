@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...emit import megatron as emitted
-from ..document import Document
+from ..document import Document, Path
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, launched, model, number, plain, share, text, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, launched, misspelt, model, number, plain, share, text, whole
 
 OWN = (
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers", "hidden_size", "num_attention_heads",
@@ -51,8 +51,28 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
         if isinstance(document.data.get(table), dict):
             say(facts, table)
     known = keys("megatron").of()
-    unknown = tuple((k,) for k in document.data if launch and known and plain(k).replace("_", "-") not in known)
+    unknown: tuple[Path, ...] = tuple((k,) for k in document.data if launch and known and _dashed(k) not in known)
+    if FORKS & {plain(k) for k in document.data}:
+        unknown = misspelt(unknown, known, _dashed)
     return facts.reading("megatron", unknown=unknown, fragment=not launch and not above)
+
+
+# Options of forks (Megatron-DeepSpeed, Megatron-LLM, releases before 2023), which have more that Megatron-LM does not list.
+FORKS = {
+    "deepspeed",
+    "deepspeed_config",
+    "zero_stage",
+    "data_impl",
+    "ddp_impl",
+    "train_tokens",
+    "use_checkpoint_args",
+    "glu_activation",
+    "no_tie_embed_logits",
+}
+
+
+def _dashed(key: Any) -> str:
+    return plain(key).replace("_", "-")
 
 
 def say(facts: Facts, *above: str) -> None:

@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, attention, dig, flag, launched, number, optimizer, plain, share, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, attention, dig, flag, launched, misspelt, number, optimizer, plain, share, text, unknown_keys, whole
 
 OWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio",
@@ -52,14 +52,13 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
     facts = Facts(document, rank=2 if document.syntax == "shell" else 0)
     say(facts)
     listed = keys("trainer")
-    unknown = unknown_keys(document, listed, plain)
+    unknown = misspelt(unknown_keys(document, listed, plain), listed.of())
     return facts.reading("trainer", unknown=unknown)
 
 
 def read_trl(document: Document, context: Mapping[str, Any]) -> Reading:
     found = read(document, context)
-    known = keys("trl").of()
-    unknown = tuple(p for p in found.unknown if plain(p[-1]) not in known)
+    unknown = tuple(p for p in found.unknown if plain(p[-1]) not in keys("trl").of())
     return Reading(document, "trl", found.facts, unknown, found.open, found.fragment)
 
 
