@@ -239,7 +239,16 @@ MODEL = {
 }
 
 
+GATED = ("swiglu", "hidden_act", "activation", "activation_func", "gated_linear_unit", "glu_activation", "is_llama_config")
+
+
 def model(facts: Facts, *table: str) -> None:
     """Sizes of the model, under config.json's own names."""
     for field, names in MODEL.items():
         facts.take(f"model.{field}", whole, *((*table, n) for n in names))
+    for name in GATED:
+        path = facts.path(*table, name)
+        value = dig(facts.document.data, path) if path else None
+        if path and (flag(value) or str(value).lower() in ("silu", "swiglu", "fast-swiglu", "swish")):
+            facts.say("model.hidden_act", "silu", path, value)
+            return

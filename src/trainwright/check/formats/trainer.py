@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..known import keys
 from ..setup import Reading
 from . import Format
 from ._facts import FRAMEWORK, Facts, attention, dig, flag, launched, misspelt, number, optimizer, plain, share, text, unknown_keys, whole
+from .deepspeed import stage
 
 OWN = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio",
@@ -133,6 +135,9 @@ def sharding(facts: Facts) -> None:
             facts.say("strategy.offload", "params-cpu", facts.path("fsdp"))
     elif facts.has("deepspeed") and facts.get("deepspeed") not in (None, False, "", "None", "none", "null"):
         facts.say(FRAMEWORK, "deepspeed", facts.path("deepspeed"))
+        named = re.search(r"z(?:ero)?[_-]?(?:stage[_-]?)?([0-3])(?!\d)", str(facts.get("deepspeed")).lower().rpartition("/")[2])
+        if named:  # the file itself says so where it is given; its name is better than nothing
+            facts.say("strategy.sharding", stage(named.group(1)), facts.path("deepspeed"), rank=-2)
     elif facts.has("per_device_train_batch_size"):
         facts.say(FRAMEWORK, "ddp", facts.path("per_device_train_batch_size"), rank=-2)
         facts.say("strategy.sharding", "none", facts.path("per_device_train_batch_size"), rank=-2)
