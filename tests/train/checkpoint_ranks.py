@@ -19,6 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+sys.path.insert(0, str(Path(__file__).parent))
+import layouts
+
 from trainwright.errors import TrainwrightError
 from trainwright.train.checkpoint import Checkpoints, export_model, step_folders
 
@@ -77,6 +80,23 @@ def one_device(names: str = "") -> dict[str, torch.Tensor]:
 
 def same(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(whole(v), wanted[k]) for k, v in state.items())
+
+
+ZERO3 = {"dp": 4, "sharding": "zero3"}
+MOVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "zero3 to ddp": ("llama", ZERO3, {"dp": 4, "framework": "ddp"}, {}),
+    "zero3 to the same": ("llama", ZERO3, ZERO3, {}),
+    "tp2 dp2 to pp2 dp2": ("llama", {"tp": 2, "dp": 2, "sequence_parallel": True}, {"pp": 2, "dp": 2, "sharding": "none"}, {}),
+    "pp4 to hsdp": ("gpt", {"pp": 4, "sharding": "none"}, {"dp": 4, "dp_shard": 2, "sharding": "zero3"}, {}),
+    "tied pp2 dp2 to zero3": ("tied", {"pp": 2, "dp": 2, "sharding": "none"}, ZERO3, {}),
+    "tied zero3 to pp2 dp2": ("tied", ZERO3, {"pp": 2, "dp": 2, "sharding": "none"}, {}),
+    "zero1 to zero3": ("llama", {"dp": 4, "framework": "ddp", "sharding": "zero1"}, ZERO3, {}),
+    "ep2 to zero3": ("moe", {"dp": 4, "sharding": "zero3", "ep": 2}, ZERO3, {}),
+    "interleaved to zb-v": ("llama", {"pp": 2, "dp": 2, "virtual_stages": 2, "schedule": "interleaved-1f1b", "sharding": "none"},
+                            {"pp": 2, "dp": 2, "virtual_stages": 2, "schedule": "zb-v", "sharding": "none"}, {}),
+    "muon": ("llama", ZERO3, {"dp": 4, "sharding": "none"}, {"optimizer": "muon"}),
+    "masters": ("llama", {"dp": 4, "framework": "ddp"}, {"dp": 4, "framework": "ddp"}, {"precision": "bf16", "master_weights": "fp32"}),
+}  # fmt: skip
 
 
 class Cases:
@@ -200,6 +220,35 @@ class Cases:
         loaded = checkpoints.load(one_device())
         checkpoints.clean()
         return loaded and loaded.step, sorted(p.name for p in (self.folder / "half").iterdir())
+
+    def trainers_go_on_in_another_layout(self) -> dict[str, Any]:
+        """Two steps in one layout, saved; then the third step there and, loaded, in the other: (loss, loss, gradient norms' difference)."""
+        found: dict[str, Any] = {}
+        for name, (model, before, after, training) in MOVES.items():
+            try:
+                found[name] = self._moved(name.replace(" ", "-"), model, before, after, training)
+            except Exception:
+                found[name] = traceback.format_exc()
+            dist.barrier()
+        return found
+
+    def _moved(self, name: str, model: str, before: dict[str, Any], after: dict[str, Any], training: dict[str, Any]) -> Any:
+        first = layouts.trainer(model, before, training)
+        for step in range(2):
+            first.step(layouts.batch(step, *first.ranks.replica))
+        about = {"model": {"name": model}}
+        checkpoints = Checkpoints(self.folder / name, about, group=self.group)
+        checkpoints.clean()
+        checkpoints.save(2, first.state(), first.progress())
+        checkpoints.wait()
+        wanted = first.step(layouts.batch(2, *first.ranks.replica))
+        second = layouts.trainer(model, after, training)
+        second.expect()
+        loaded = Checkpoints(self.folder / name, about, group=self.group).load(second.state())
+        assert loaded is not None
+        second.loaded(loaded.extra)
+        got = second.step(layouts.batch(2, *second.ranks.replica))
+        return wanted.loss, got.loss, wanted.gradient_norm, got.gradient_norm, second.steps
 
     def nothing_to_load_is_none(self) -> bool:
         return self.checkpoints("nothing").load(one_device()) is None

@@ -51,6 +51,12 @@ def batch(step: int, rank: int = 0, size: int = 1) -> Batch:
     return Batch(tokens[mine], labels[mine], torch.arange(SEQ).unsqueeze(0).expand(share, -1))
 
 
+def trainer(model: str, strategy: dict[str, Any], training: dict[str, Any] | None = None) -> Trainer:
+    """On the ranks that are there, with few warm-up steps and a rate at which three steps are seen."""
+    run = run_of(model, strategy, training)
+    return Trainer(run, Settings(steps=3, warmup_steps=0, learning_rate=1e-3, eps=1e-5), ranks_of(run.plan, CPU))
+
+
 def train(model: str, strategy: dict[str, Any], training: dict[str, Any] | None = None, steps: int = 3, **settings: Any) -> dict[str, Any]:
     """Losses, gradient norms of `steps` steps, and the whole weights after them, on whatever ranks are there."""
     run = run_of(model, strategy, training)

@@ -35,7 +35,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         for r in range(RANKS)
     ]
     try:
-        out, err = running[0].communicate(timeout=120)
+        out, err = running[0].communicate(timeout=400)
     finally:
         for p in running:
             p.kill()
@@ -59,6 +59,19 @@ def test_zero3_on_four_ranks_becomes_every_other_layout_to_the_bit(answers: dict
 
 def test_tensor_parallel_becomes_a_pipeline_to_the_bit(answers: dict[str, list[Any]]) -> None:
     assert each(answers, "tp2_to_pp2") is True
+
+
+def test_trainers_go_on_in_another_layout_as_if_nothing_had_happened(answers: dict[str, list[Any]]) -> None:
+    found = answers["trainers_go_on_in_another_layout"][0]
+    assert len(found) == 11
+    for name, moved in found.items():
+        assert not isinstance(moved, str), f"{name}: {moved}"
+        loss, other, norm, other_norm, steps = moved
+        limit = 1e-3 if name == "masters" else 2e-6
+        assert abs(loss - other) < limit, (name, moved)
+        assert abs(norm - other_norm) < limit * 10, (name, moved)
+        assert steps == 3
+    assert found["zero3 to the same"][0] == found["zero3 to the same"][1]
 
 
 def test_a_save_holds_the_state_of_its_step_although_training_goes_on(answers: dict[str, list[Any]]) -> None:

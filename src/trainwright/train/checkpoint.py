@@ -154,6 +154,10 @@ class Checkpoints:
 
     # --- reading
 
+    def any(self) -> bool:
+        """Whether rank 0 sees a checkpoint."""
+        return bool(self._share(bool(step_folders(self.folder))))
+
     def load(self, state: dict[str, torch.Tensor], which: str | None = None) -> Loaded | None:
         """Fills `state` (tensors or DTensors, in place) from the newest whole checkpoint, or from the one that `which` names (a folder).
 

@@ -55,6 +55,11 @@ class Dry(Trainer):
 
     def _build(self) -> None:
         """Fake tensors cost nothing: no detour over the meta device, whose exchange of tensors they do not allow."""
+        if self.run.plan.pp > 1:
+            raise SpecError(
+                "a pipeline is not built on fake tensors here; `trainwright verify --memory` measures its stages", "strategy.pp", [1]
+            )
+        self.pipeline = None
         part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
         part.__dict__["to_empty"] = lambda device: part
         self.parts = [part]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,15 +28,19 @@ class Result(Protocol):
 
 
 class Steps(Protocol):
-    """What the loop needs of a trainer. `state` is {section: {name: (D)Tensor or number}, "progress": numbers}."""
+    """What the loop needs of a trainer: its own tensors by name, to be saved and written into, and a few numbers."""
 
     steps: int
 
     def step(self, batch: Batch) -> Any: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, torch.Tensor]: ...
 
-    def load(self, state: dict[str, Any]) -> None: ...
+    def expect(self) -> None: ...
+
+    def loaded(self, progress: dict[str, Any]) -> None: ...
+
+    def progress(self) -> dict[str, Any]: ...
 
 
 class Feed(Protocol):
@@ -112,9 +115,8 @@ class Loop:
     def save(self) -> None:
         """Starts a checkpoint of this step; the one before is waited for, and told."""
         self.wait()
-        state = self.trainer.state()
-        progress = state.pop("progress", {})
-        self.checkpoints.save(self.trainer.steps, flatten(state), {"data": self.batches.state(), "progress": progress})
+        numbers = {"data": self.batches.state(), "progress": self.trainer.progress()}
+        self.checkpoints.save(self.trainer.steps, self.trainer.state(), numbers)
 
     def wait(self) -> None:
         running = self.checkpoints.running is not None
@@ -124,17 +126,16 @@ class Loop:
 
     def resume(self, which: str | None = None) -> int:
         """Loads the last whole checkpoint (or `which`), if there is one; returns the steps that are done."""
-        state = self.trainer.state()
-        tensors = flatten(state)
-        loaded = self.checkpoints.load(tensors, which)
-        if loaded is None:
-            if which:
-                raise SpecError("there is no checkpoint", which)
+        if not which and not self.checkpoints.any():
             return 0
+        self.trainer.expect()
+        loaded = self.checkpoints.load(self.trainer.state(), which)
+        if loaded is None:
+            raise SpecError("there is no checkpoint", which or str(self.checkpoints.folder))
         for message in loaded.skipped:
             self.metrics.tell("warning", step=loaded.step, message=f"{message}; going on from step {loaded.step}")
         self.batches.load(loaded.extra["data"])
-        self.trainer.load(unflatten(state, tensors, loaded.extra["progress"]))
+        self.trainer.loaded(loaded.extra["progress"])
         self.checkpoints.last_step = loaded.step
         self.metrics.tell("resume", step=loaded.step, checkpoint=str(loaded.folder))
         return loaded.step
@@ -169,29 +170,3 @@ class Loop:
             epoch=round(self.batches.epoch, 4),
             skipped=r.skipped,
         )
-
-
-def flatten(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """{section.name: tensor}; what is no tensor (an optimizer's rates) each run sets itself."""
-    return {k: v for k, v in _items(state, "") if isinstance(v, torch.Tensor)}
-
-
-def _items(state: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            yield from _items(value, f"{prefix}{name}.")
-        else:
-            yield prefix + str(name), value
-
-
-def unflatten(
-    state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], progress: Mapping[str, Any], prefix: str = ""
-) -> dict[str, Any]:
-    """`state` with the loaded tensors in their places and the loaded progress."""
-    out: dict[str, Any] = {}
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            out[name] = dict(progress) if name == "progress" and not prefix else unflatten(value, tensors, progress, f"{prefix}{name}.")
-        else:
-            out[name] = tensors.get(f"{prefix}{name}", value)
-    return out

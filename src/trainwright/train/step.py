@@ -13,18 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
-from . import context
+from . import context, state
 from . import optimizer as optimizers
 from .data.batches import Batch
 from .mesh import Ranks
@@ -197,28 +190,18 @@ class Trainer:
 
     # what is kept
 
-    def state(self) -> dict[str, Any]:
-        """Model and optimizer as (distributed) tensors under names that no layout changes, and the numbers beside them."""
-        options = StateDictOptions(full_state_dict=False, cpu_offload=False, flatten_optimizer_state_dict=True)
-        model: dict[str, Any] = {}
-        for call in self.calls:
-            model |= get_model_state_dict(call, options=options)
-        return {
-            "model": model,
-            "optimizer": get_optimizer_state_dict(self.calls[0], self.optimizer, options=options),
-            "progress": self.progress(),
-        }
+    def state(self) -> dict[str, torch.Tensor]:
+        """Model and optimizer as this trainer's own (distributed) tensors, under names that no layout changes; loading writes into them."""
+        return state.tensors(self)
 
-    def load(self, state: dict[str, Any]) -> None:
-        options = StateDictOptions(full_state_dict=False, flatten_optimizer_state_dict=True)
-        for call in self.calls:
-            set_model_state_dict(call, state["model"], options=options)
-        set_optimizer_state_dict(self.calls[0], self.optimizer, state["optimizer"], options=options)
-        self.steps, self.scale, self.good = (
-            int(state["progress"]["steps"]),
-            float(state["progress"]["scale"]),
-            int(state["progress"]["good"]),
-        )
+    def expect(self) -> None:
+        """Before a load: what only exists from the first step on is made."""
+        state.make_states(self)
+
+    def loaded(self, progress: dict[str, Any]) -> None:
+        """After `state` was written into."""
+        state.spread(self)
+        self.steps, self.scale, self.good = int(progress["steps"]), float(progress["scale"]), int(progress["good"])
 
     def progress(self) -> dict[str, Any]:
         return {"steps": self.steps, "scale": self.scale, "good": self.good}
