@@ -12,7 +12,7 @@ from trainwright.train.data.batches import Batch
 from trainwright.train.device import Machine
 from trainwright.train.mesh import ranks_of
 from trainwright.train.settings import Settings
-from trainwright.train.step import Trainer
+from trainwright.train.watch import Watched
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 BASE |= {"vocab_size": 256, "max_position_embeddings": 64}
@@ -58,9 +58,18 @@ def trainer(model: str, strategy: dict[str, Any], training: dict[str, Any] | Non
 
 
 def train(model: str, strategy: dict[str, Any], training: dict[str, Any] | None = None, steps: int = 3, **settings: Any) -> dict[str, Any]:
-    """Losses, gradient norms of `steps` steps, and the whole weights after them, on whatever ranks are there."""
+    """Losses and gradient norms of `steps` steps, this rank's first whole gradients and resident bytes, on whatever ranks are there."""
     run = run_of(model, strategy, training)
     ranks = ranks_of(run.plan, CPU)
-    trainer = Trainer(run, Settings(steps=steps, warmup_steps=0, learning_rate=1e-3, eps=1e-5, **settings), ranks)
-    found = [trainer.step(batch(i, *ranks.replica)) for i in range(steps)]
-    return {"loss": [f.loss for f in found], "norm": [f.gradient_norm for f in found]}
+    trainer = Watched(run, Settings(**{"steps": steps, "warmup_steps": 0, "learning_rate": 1e-3, "eps": 1e-5, **settings}), ranks)
+    found = [trainer.step(batch(0, *ranks.replica))]
+    gradients = {name: g.numpy() for name, g in trainer.gradients.items()}
+    trainer.keeps_gradients = False
+    found += [trainer.step(batch(i, *ranks.replica)) for i in range(1, steps)]
+    return {
+        "loss": [f.loss for f in found],
+        "norm": [f.gradient_norm for f in found],
+        "gradients": gradients,
+        "resident": trainer.resident,
+        "pp": ranks.rank("pp"),
+    }
