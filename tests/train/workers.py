@@ -7,6 +7,7 @@ anew by the next call, since nobody knows what they still wait for. Ranks die wi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import gc
@@ -84,10 +85,8 @@ class Workers:
             return
         for rank in self.ranks:
             rank.close()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         self.process, self.ranks = None, []
         self.folder.cleanup()
@@ -117,7 +116,11 @@ def serve(address: str, rank: int, size: int, store: str) -> None:
             module, name = function.split(":")
             # A world of its own for every case: each group is a few threads and sockets, which live until the world ends.
             dist.init_process_group(
-                "gloo", store=dist.FileStore(f"{store}-{case}", size), rank=rank, world_size=size, timeout=datetime.timedelta(seconds=COLLECTIVE_S)
+                "gloo",
+                store=dist.FileStore(f"{store}-{case}", size),
+                rank=rank,
+                world_size=size,
+                timeout=datetime.timedelta(seconds=COLLECTIVE_S),
             )
             try:
                 answer = True, getattr(importlib.import_module(module), name)(*args, **kwargs)

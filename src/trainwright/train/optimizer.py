@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
@@ -51,15 +52,9 @@ def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.opti
     fast = {"fused": kernel == "fused", "foreach": kernel == "foreach"}
     adam = {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": settings.eps, **fast}
     if run.plan.structure.sharding == "zero1":
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        if run.job.optimizer != "adamw" or any(isinstance(p, DTensor) for _, p in named):
-            raise SpecError(
-                "ZeroRedundancyOptimizer runs here with AdamW and without tensor parallelism", "strategy.sharding", ["zero2", "zero3"]
-            )
-        return ZeroRedundancyOptimizer(
-            groups(named, settings), optimizer_class=torch.optim.AdamW, process_group=ranks.data.get_group(), **adam
-        )
+        if run.job.optimizer != "adamw":
+            raise SpecError("ZeroRedundancyOptimizer runs here with AdamW", "strategy.sharding", ["zero2", "zero3"])
+        return SplitStates(named, settings, ranks.data.get_group(), adam)
     match run.job.optimizer:
         case "adamw":
             return torch.optim.AdamW(groups(named, settings), **adam)
@@ -72,6 +67,24 @@ def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.opti
         case "muon":
             return Muon(named, settings, adam)
     raise SpecError(f"{run.job.optimizer} can be planned, not run here yet", "training.optimizer", ["adamw", "sgd", "sgd_momentum", "muon"])
+
+
+class SplitStates(ZeroRedundancyOptimizer):
+    """PyTorch's ZeRO-1. What tensor parallelism splits is given to it as this rank's part, whose storage the weight shares."""
+
+    def __init__(self, named: Named, settings: Settings, group: dist.ProcessGroup, adam: dict[str, Any]) -> None:
+        self.locals = [(p, nn.Parameter(p.to_local().detach()) if isinstance(p, DTensor) else p) for _, p in named]
+        parts = [(name, mine) for (name, _), (_, mine) in zip(named, self.locals)]
+        super().__init__(groups(parts, settings), optimizer_class=torch.optim.AdamW, process_group=group, **adam)
+
+    def step(self, closure: Any = None, **more: Any) -> Any:
+        split = [(p, mine) for p, mine in self.locals if mine is not p]
+        for p, mine in split:
+            mine.grad = None if p.grad is None else local(p.grad)
+        found = super().step(closure, **more)
+        for _, mine in split:
+            mine.grad = None
+        return found
 
 
 class Muon(torch.optim.Optimizer):

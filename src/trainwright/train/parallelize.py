@@ -185,8 +185,10 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)
         return part
-    if ranks.data.size() == 1 or ranks.size("pp") > 1 or run.plan.ep > 1:  # `reduce.sum_gradients` sums theirs, once a step
-        return part
+    if (
+        ranks.data.size() == 1 or max(ranks.size("pp"), ranks.size("tp"), run.plan.ep) > 1
+    ):  # `reduce.sum_gradients` sums theirs, once a step
+        return part  # DistributedDataParallel takes no tensors that another axis splits
     return nn.parallel.DistributedDataParallel(
         part,
         process_group=ranks.data.get_group(),

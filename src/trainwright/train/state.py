@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .modules import build
 
@@ -30,8 +31,11 @@ def weights(trainer: Trainer) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """(name, what is kept, what the optimizer knows it by) of every weight of this rank; copies of a weight have its name."""
     tied = tied_name(trainer)
     masters = trainer.masters.named if trainer.masters else trainer.named
-    names = [tied if tied and n.startswith("head.") and p.dim() > 1 and p.shape[0] == trainer.run.model.vocab else n for n, p in trainer.named]
-    return [(n, m, m) for n, (_, m) in zip(names, masters)]
+    names = [
+        tied if tied and n.startswith("head.") and p.dim() > 1 and p.shape[0] == trainer.run.model.vocab else n for n, p in trainer.named
+    ]
+    parts = {id(p): mine for p, mine in getattr(trainer.optimizer, "locals", ())}  # ZeRO-1 beside tensor parallelism
+    return [(n, m, parts.get(id(m), m)) for n, (_, m) in zip(names, masters)]
 
 
 def states_of(trainer: Trainer) -> Any:
@@ -45,8 +49,15 @@ def everything(trainer: Trainer) -> list[tuple[str, torch.Tensor]]:
     for name, kept, key in weights(trainer):
         found.append((f"model.{name}", kept.detach()))
         if key in states:
-            found += [(f"optimizer.{name}.{kind}", v) for kind, v in states[key].items() if isinstance(v, torch.Tensor)]
+            found += [(f"optimizer.{name}.{kind}", as_part(v, kept)) for kind, v in states[key].items() if isinstance(v, torch.Tensor)]
     return found
+
+
+def as_part(state: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The state of this rank's part of a split weight, as the part that it is."""
+    if not isinstance(weight, DTensor) or isinstance(state, DTensor) or state.dim() == 0:
+        return state
+    return DTensor.from_local(state, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride())
 
 
 def tensors(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -60,7 +71,7 @@ def tensors(trainer: Trainer) -> dict[str, torch.Tensor]:
 def make_states(trainer: Trainer) -> None:
     """The optimizer's states exist from its first step on; before a load they are made by a step that changes nothing."""
     rates = [g["lr"] for g in trainer.optimizer.param_groups]
-    parameters = [key for _, _, key in weights(trainer)]
+    parameters = [kept for _, kept, _ in weights(trainer)]
     for group in trainer.optimizer.param_groups:
         group["lr"] = 0.0
     for p in parameters:

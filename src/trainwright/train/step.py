@@ -139,7 +139,7 @@ class Trainer:
                 loss = loss_of(call(piece.tokens, piece.positions, piece.documents), piece.labels)
                 total += _plain(loss.detach())
                 (loss * factor).backward()
-        if self.run.plan.ep > 1:
+        if not isinstance(call, nn.parallel.DistributedDataParallel):
             sum_gradients(self.parts, self.ranks)
         return total
 
