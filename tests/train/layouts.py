@@ -12,6 +12,7 @@ from trainwright.train.data.batches import Batch
 from trainwright.train.device import Machine
 from trainwright.train.mesh import ranks_of
 from trainwright.train.settings import Settings
+from trainwright.train.step import Trainer
 from trainwright.train.watch import Watched
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
