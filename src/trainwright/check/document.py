@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 Path = tuple[str | int, ...]
@@ -63,6 +64,11 @@ class Document:
     parent: str | None = None
     part: str = ""
     detail: Any = None
+
+    @cached_property
+    def top(self) -> Mapping[str, Any]:
+        """The keys at the top, lower case with ``-`` as ``_`` -> as written."""
+        return {str(k).strip().lstrip("-").replace("-", "_").lower(): k for k in self.data} if isinstance(self.data, Mapping) else {}
 
     def line(self, path: Path) -> int | None:
         """Line of the key, or of the nearest key above it that has one."""

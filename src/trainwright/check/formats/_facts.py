@@ -73,6 +73,7 @@ class Facts:
         self.document, self.rank = document, rank
         self.found: list[Fact] = []
         self.open: list[Path] = []
+        self.indices: dict[int, Mapping[str, Any]] = {}
 
     def path(self, *names: str) -> Path | None:
         """The real path of a table or key, None where it is not there."""
@@ -81,11 +82,19 @@ class Facts:
         for name in names:
             if not isinstance(here, Mapping):
                 return None
-            key = name if name in here else next((k for k in here if plain(k) == plain(name)), None)
+            key = name if name in here else self.index(here).get(plain(name))
             if key is None:
                 return None
             here, path = here[key], (*path, key)
         return path
+
+    def index(self, table: Mapping[Any, Any]) -> Mapping[str, Any]:
+        """A table's keys by their plain names."""
+        if table is self.document.data:
+            return self.document.top
+        if id(table) not in self.indices:
+            self.indices[id(table)] = {plain(k): k for k in table}
+        return self.indices[id(table)]
 
     def get(self, *names: str) -> Any:
         path = self.path(*names)
@@ -184,8 +193,7 @@ def share(document: Document, names: Iterable[str]) -> int:
     """How many of these keys stand at the top of the document."""
     if not isinstance(document.data, Mapping):
         return 0
-    here = {plain(k) for k in document.data}
-    return sum(plain(n) in here for n in names)
+    return sum(plain(n) in document.top for n in names)
 
 
 def launched(document: Document, *kinds: str) -> bool:

@@ -91,7 +91,7 @@ def _yaml(name: str, text: str) -> list[Document]:
 
 def _yaml_again(name: str, text: str, error: Broken) -> list[Document]:
     """A Go or jinja template, JSON in a .yml, tabs: in this order."""
-    if error.kind == "anchors":
+    if error.kind in ("anchors", "too-large"):
         raise error
     template = re.search(r"\{\{-?.*?\}\}|\{%-?.*?%\}", text)
     if template:

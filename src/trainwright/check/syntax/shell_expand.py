@@ -11,6 +11,7 @@ from .shell_tree import Parser, Part, Word
 from .shell_values import LONGEST, Text, compute, joined, text
 from .source import Broken
 
+MOST_WORK = 1_000_000  # pieces of values: a script that asks for more is made to waste time, and stays open from there on
 Value = Text | list[Text]
 # Set by the system, the launcher or the scheduler: open, and no fault where a script does not set them.
 OUTSIDE = re.compile(
@@ -46,6 +47,7 @@ class Expander:
     undefined: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     depth: int = 0
+    work: int = 0  # pieces handled so far
 
     def fields(self, word: Word, state: State) -> list[Text]:
         """The word as the arguments that it becomes: quoted pieces stay whole, others split at blanks, ``"${A[@]}"`` gives one for each item."""
@@ -89,6 +91,11 @@ class Expander:
         return found
 
     def part(self, part: Part, state: State) -> list[Text]:
+        found = self._part(part, state)
+        self.work += 1 + sum(len(t.pieces) for t in found)
+        return found if self.work < MOST_WORK else [text("$...", part.line, True)]
+
+    def _part(self, part: Part, state: State) -> list[Text]:
         if part.kind == "arith":
             return [self.arithmetic(part.value, part.line, state)]
         if part.kind == "cmd":

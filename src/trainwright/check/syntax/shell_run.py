@@ -14,7 +14,7 @@ from .shell_values import Text, compute, joined, text
 from .source import Broken
 
 MOST_STATES = 8  # ways through undecided branches that are kept
-MOST_STEPS = 20_000
+MOST_STEPS = 5_000
 MOST_COMMANDS = 400
 SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "dash")
 # Words that a script may begin a line with and that start no training.

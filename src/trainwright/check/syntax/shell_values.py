@@ -7,8 +7,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-LONGEST = 100_000
+LONGEST = 60_000  # characters of one value: a command line of the kernel is 128 KiB
+MOST_PIECES = 4_000
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,16 @@ class Text:
         return next((p[1] for p in self.pieces if p[0].strip()), self.pieces[0][1] if self.pieces else 0)
 
     def __add__(self, other: Text) -> Text:
-        together = Text(self.pieces + other.pieces)
-        return together if sum(len(p[0]) for p in together.pieces) <= LONGEST else self
+        if not other.pieces or self.size + other.size > LONGEST or len(self.pieces) + len(other.pieces) > MOST_PIECES:
+            return self
+        if self.pieces and self.pieces[-1][1:] == other.pieces[0][1:] == (other.pieces[0][1], False):
+            last, first = self.pieces[-1], other.pieces[0]
+            return Text((*self.pieces[:-1], (last[0] + first[0], last[1], False), *other.pieces[1:]))
+        return Text(self.pieces + other.pieces)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(len(p[0]) for p in self.pieces)
 
     def split(self) -> list[Text]:
         """Words at blanks, each with its own lines."""

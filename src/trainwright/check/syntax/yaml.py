@@ -15,7 +15,7 @@ from .source import DEEPEST, Broken
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER = yaml.resolver.Resolver()
 _SCALARS = yaml.constructor.SafeConstructor()
-MOST_NODES = 300_000
+MOST_NODES = 60_000  # values of one document, aliases unfolded
 _CORE = "tag:yaml.org,2002:"
 _BOOLEANS = _SCALARS.bool_values
 
@@ -65,12 +65,15 @@ class _Builder:
         self.anchors: dict[str, _Node] = {}
         self.lines: dict[Path, int] = {}
         self.problems: list[Problem] = []
-        self.count = 0
+        self.made = self.count = 0
 
     def node(self, event: Any, depth: int) -> _Node:
         line = event.start_mark.line + self.first
         if depth > DEEPEST:
             raise Broken(f"is nested more than {DEEPEST} deep", line)
+        self.made += 1
+        if self.made > MOST_NODES:
+            raise Broken(f"holds more than {MOST_NODES:,} values", line, "too-large")
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 raise Broken(f"*{event.anchor} names no anchor", line)
