@@ -32,6 +32,7 @@ BARE = {
     "python": {"u", "O", "OO", "B", "E", "I", "s", "S", "v", "i"},
 }  # fmt: skip
 PYTHON = re.compile(r"^(?:.*/)?(?:python[0-9.]*|pypy3?|\$\{?PYTHON\}?|\$\{?PY\}?|\$\{?PYTHON_CMD\}?)$")
+OVERRIDE = re.compile(r"^(?:[+~]{1,2}[\w.\-/@]+|[A-Za-z_]\w*(?:\.[\w\-]+)+)=")  # Hydra: a.b=c, +a=b
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run")
 # Programs whose name alone says that a configuration follows.
 RUNNERS = frozenset((
@@ -235,7 +236,7 @@ def _program(words: Sequence[Text], command: Command) -> Layer:
             heads.append((hit.group(1).lstrip("-"), word.line, values))
             if hit.group(2):
                 values = None
-        elif values is None:
+        elif values is None or OVERRIDE.match(str(word)):
             plain.append(word)
         else:
             values.append(word)

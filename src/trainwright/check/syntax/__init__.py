@@ -84,6 +84,8 @@ def _second(name: str, text: str, kind: Syntax, error: Broken) -> list[Document]
 def _yaml(name: str, text: str) -> list[Document]:
     try:
         found = yaml.read(name, text)
+        if "{{" in text and any(str(p[-1]).startswith("{'") for d in found for p in d.lines if p):
+            raise Broken("{{ ... }} is no value")  # a template that happens to parse, as a table whose key is a table
         return found or [Document(name, text, "yaml", None, {}, (Problem("broken", "holds nothing", 1, fatal=True),))]
     except Broken as error:
         return _yaml_again(name, text, error)

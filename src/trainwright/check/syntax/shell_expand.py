@@ -22,6 +22,9 @@ OUTSIDE = re.compile(
 _PARAMETER = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 
 
+_QUOTED_DEFAULT = re.compile(r"""\w+:?[-=+](["'])[^"']*\1""")  # ${X:-"a b"} is one word
+
+
 @dataclass
 class State:
     """Variables at one moment of one way through the script."""
@@ -58,7 +61,7 @@ class Expander:
                 current, started = current + text(part.value, part.line), True
                 continue
             items = self.part(part, state)
-            if part.quoted:
+            if part.quoted or _QUOTED_DEFAULT.fullmatch(part.value):
                 for i, item in enumerate(items):
                     if i:
                         done.append(current)
@@ -198,6 +201,7 @@ class Expander:
         if not hit or indirect or self.depth > 20:
             return [text(f"${{{source[:60]}}}", line, True)]
         name, index, rest = hit.group(1), (hit.group(2) or "")[1:-1], hit.group(3)
+        index = index or ("@" if name in ("@", "*") else "")
         known_before = name in self.undefined
         value = self.lookup(name, line, state)
         if (rest[:1] in (":", "-", "=", "+", "?") and rest and rest[:2] in (":-", ":=", ":+", ":?", "-", "=", "+", "?")) or re.match(
