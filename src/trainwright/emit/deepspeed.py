@@ -68,7 +68,7 @@ def config(run: Run, options: Options) -> dict[str, Any]:
     document["data_types"] = {"grad_accum_dtype": job.gradient_dtype}
     document["optimizer"] = {
         "type": OPTIMIZERS[job.optimizer],
-        "params": {"lr": options.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1}
+        "params": {"lr": options.learning_rate, "betas": list(options.betas), "weight_decay": options.weight_decay}
         | ({"eps": 1e-8} if job.optimizer == "adamw" else {}),
     }
     document["zero_optimization"] = _zero(run, options)

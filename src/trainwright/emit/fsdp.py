@@ -43,6 +43,8 @@ def plan_document(run: Run, options: Options) -> dict[str, Any]:
         "steps": steps(run),
         "learning_rate": options.learning_rate,
         "clip": options.clip,
+        "betas": list(options.betas),
+        "weight_decay": options.weight_decay,
         "checkpoint_steps": options.checkpoint_steps,
         "output": options.output,
         "seed": 0,

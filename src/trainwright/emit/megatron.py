@@ -148,7 +148,7 @@ def training(run: Run, options: Options) -> Flags:
         ("--min-lr", float(f"{options.learning_rate / 10:.6g}")),
         ("--lr-decay-style", "cosine"),
         ("--lr-warmup-iters", max(1, min(2000, steps(run) // 100))),
-        ("--weight-decay", 0.1),
+        ("--weight-decay", options.weight_decay),
         ("--clip-grad", options.clip),
         ("--mock-data", True),
         ("--split", "99,1,0"),
@@ -165,7 +165,7 @@ def training(run: Run, options: Options) -> Flags:
     if run.job.optimizer in ("sgd", "sgd_momentum"):
         flags.append(("--sgd-momentum", 0.9 if run.job.optimizer == "sgd_momentum" else 0.0))
     if run.job.optimizer == "adamw":
-        flags += [("--adam-beta1", 0.9), ("--adam-beta2", 0.95)]
+        flags += [("--adam-beta1", options.betas[0]), ("--adam-beta2", options.betas[1])]
     return flags
 
 

@@ -82,6 +82,9 @@ def module(run: Run, options: Options) -> str:
         "    for group in config.optimizer.param_groups:",
         f'        group.optimizer_kwargs["lr"] = {float(options.learning_rate)!r}',
     ]
+    if (options.betas, options.weight_decay) != (Options.betas, Options.weight_decay):  # those of its presets
+        lines.append(f'        group.optimizer_kwargs["betas"] = ({float(options.betas[0])!r}, {float(options.betas[1])!r})')
+        lines.append(f'        group.optimizer_kwargs["weight_decay"] = {float(options.weight_decay)!r}')
     parts = stages(run)
     if parts is not None:
         rows = "".join(f"        {part},\n" for part in parts)

@@ -24,7 +24,13 @@ def toml(run: Run, options: Options) -> str:
     s = run.plan.structure
     found = sections(run)
     found["training"]["max_norm"] = float(options.clip)
-    found["optimizer"] |= {"name": "AdamW", "lr": float(options.learning_rate)}
+    found["optimizer"] |= {
+        "name": "AdamW",
+        "lr": float(options.learning_rate),
+        "beta1": options.betas[0],
+        "beta2": options.betas[1],
+        "weight_decay": options.weight_decay,
+    }
     found["compile"].pop("enable_async_tensor_parallel", None)
     found["parallelism"]["enable_async_tensor_parallel"] = s.async_tp
     stages = stage_layers(run)

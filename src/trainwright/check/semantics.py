@@ -1,0 +1,96 @@
+"""What engines do without being told, where they differ: the differences that no key of a file shows.
+
+`HABITS[engine][topic]` is one phrase; a conversion names every topic on which the two engines have different ones. Read in the engines' sources:
+transformers 5.24 (trainer.py: num_items_in_batch), DeepSpeed 0.19.8 (engine.py: scale_wrt_gas), Megatron-LM (training/arguments.py, schedules.py), torchtitan
+0.3 (trainer.py: global_valid_tokens), Accelerate 1.15 (scheduler.py, accelerator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+TOKENS = "every target token of the global batch weighs alike"
+MEANS = "the mean of each micro-batch; micro-batches weigh alike, however many tokens they hold"
+OWN = "what the training program does"
+
+HABITS: Mapping[str, Mapping[str, str]] = {
+    "trainer": {
+        "loss over accumulated micro-batches": TOKENS,
+        "learning-rate schedule": "linear to 0 without warm-up unless said",
+        "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+    },
+    "deepspeed": {
+        "loss over accumulated micro-batches": MEANS,
+        "learning-rate schedule": "constant unless a scheduler is said",
+        "fp16 loss scale": "dynamic from 65,536, doubled after 1,000 steps",
+    },
+    "megatron": {
+        "loss over accumulated micro-batches": MEANS,
+        "learning-rate schedule": "linear to --min-lr unless said",
+        "fp16 loss scale": "dynamic from 4,294,967,296, doubled after 1,000 steps",
+    },
+    "torchtitan": {
+        "loss over accumulated micro-batches": TOKENS,
+        "learning-rate schedule": "warm-up, then as its registered configuration says",
+        "fp16 loss scale": "none: it trains in bf16",
+    },
+    "fsdp": {
+        "loss over accumulated micro-batches": MEANS,
+        "learning-rate schedule": "constant",
+        "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+    },
+    "accelerate": {
+        "loss over accumulated micro-batches": MEANS,
+        "learning-rate schedule": f"{OWN}; a prepared scheduler moves on by one step for each process",
+        "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+    },
+}
+# What this package's writers put into the files, where that is not the engine's own habit.
+WRITTEN: Mapping[str, Mapping[str, str]] = {
+    "trainer": {"learning-rate schedule": "cosine to 0 without warm-up"},
+    "deepspeed": {"learning-rate schedule": "constant: the files have no scheduler"},
+    "megatron": {"learning-rate schedule": "cosine to a tenth after a warm-up of 1 % of the steps"},
+}
+
+
+@dataclass(frozen=True)
+class Adam:
+    """What an engine takes where its file says nothing."""
+
+    betas: tuple[float, float]
+    weight_decay: float
+    clip: float  # 0 = none
+
+
+ADAM: Mapping[str, Adam] = {
+    "trainer": Adam((0.9, 0.999), 0.0, 1.0),
+    "deepspeed": Adam((0.9, 0.999), 0.0, 0.0),
+    "megatron": Adam((0.9, 0.999), 0.01, 1.0),
+    "torchtitan": Adam((0.9, 0.95), 0.1, 1.0),
+    "fsdp": Adam((0.9, 0.95), 0.1, 1.0),
+}
+FP16_ONLY = ("fp16 loss scale",)
+# Formats that another engine runs.
+ENGINE_OF: Mapping[str, str] = {
+    "trainer": "trainer", "trl": "trainer", "axolotl": "trainer", "llama_factory": "trainer", "accelerate": "accelerate", "deepspeed": "deepspeed",
+    "megatron": "megatron", "nemo": "megatron", "primus": "megatron", "torchtitan": "torchtitan", "fsdp": "fsdp", "gpt_neox": "deepspeed",
+}  # fmt: skip
+ORDER = ("trainer", "trl", "axolotl", "llama_factory", "megatron", "nemo", "primus", "torchtitan", "gpt_neox", "deepspeed", "accelerate")
+
+
+def engine_of(formats: Iterable[str]) -> str | None:
+    """The engine whose loop trains, of all formats of a set: a Trainer that hands DeepSpeed its JSON is a Trainer."""
+    found = set(formats)
+    return next((ENGINE_OF[f] for f in ORDER if f in found), None)
+
+
+def differences(before: str | None, after: str | None, fp16: bool) -> list[tuple[str, str, str]]:
+    """(topic, what the first engine does, what the second does) where they differ; an engine that is not known is said to be so."""
+    new = {**HABITS.get(after or "", {}), **WRITTEN.get(after or "", {})}
+    old = HABITS.get(before or "", {})
+    topics = [t for t in new if fp16 or t not in FP16_ONLY]
+    return [(t, old.get(t, f"not known of {before or 'this format'}"), new[t]) for t in topics if old.get(t) != new[t]]
+
+
+__all__ = ["ADAM", "HABITS", "WRITTEN", "Adam", "differences", "engine_of"]
