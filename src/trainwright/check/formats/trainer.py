@@ -133,6 +133,7 @@ def sharding(facts: Facts) -> None:
         )
         if "offload" in words:
             facts.say("strategy.offload", "params-cpu", facts.path("fsdp"))
+        _fsdp_config(facts)
     elif facts.has("deepspeed") and facts.get("deepspeed") not in (None, False, "", "None", "none", "null"):
         facts.say(FRAMEWORK, "deepspeed", facts.path("deepspeed"))
         named = re.search(r"z(?:ero)?[_-]?(?:stage[_-]?)?([0-3])(?!\d)", str(facts.get("deepspeed")).lower().rpartition("/")[2])
@@ -141,6 +142,23 @@ def sharding(facts: Facts) -> None:
     elif facts.has("per_device_train_batch_size"):
         facts.say(FRAMEWORK, "ddp", facts.path("per_device_train_batch_size"), rank=-2)
         facts.say("strategy.sharding", "none", facts.path("per_device_train_batch_size"), rank=-2)
+
+
+def _fsdp_config(facts: Facts) -> None:
+    """The switches of the table beside ``fsdp``; they win over its words."""
+    for name, field, on, off in (
+        ("reshard_after_forward", "strategy.sharding", "zero3", "zero2"),
+        ("activation_checkpointing", "strategy.recompute", "full", None),
+        ("cpu_offload", "strategy.offload", "params-cpu", None),
+        ("offload_params", "strategy.offload", "params-cpu", None),
+    ):
+        path = facts.path("fsdp_config", name) or facts.path("fsdp_config", f"fsdp_{name}")
+        value = flag(dig(facts.document.data, path)) if path else None
+        found = {True: on, False: off, None: None}[value]
+        if path and found and not (field == "strategy.sharding" and isinstance(facts.get("fsdp"), (str, list))):
+            kept = [f for f in facts.found if f.field != field or f.place.path != facts.path("fsdp")]
+            facts.found[:] = kept
+            facts.say(field, found, path)
 
 
 def adapter(facts: Facts) -> None:
