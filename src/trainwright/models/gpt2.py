@@ -29,7 +29,7 @@ def build(config: Mapping[str, Any], name: str) -> ModelSpec:
         hidden,
         norms(hidden, "layer", bias=True),
         attention(shape, qkv_bias=True, out_bias=True, rope=False, prefix="attn."),
-        plain_mlp(hidden, ffn, keys.function("activation_function", default="gelu")),
+        plain_mlp(hidden, ffn, keys.function("activation_function", default="gelu-tanh")),
         names=("ln_1", "ln_2"),
     )
     return make(

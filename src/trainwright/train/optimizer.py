@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
 from .mesh import Ranks
 from .settings import Settings
+
+with (
+    warnings.catch_warnings()
+):  # its module still compiles functional optimizers with torch.jit.script, which torch itself calls deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 Named = list[tuple[str, nn.Parameter]]
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
-from . import context, state
+from . import context, state, weights
 from . import optimizer as optimizers
 from .data.batches import Batch
 from .mesh import Ranks
@@ -62,6 +63,8 @@ class Trainer:
         self._build()
         named = [(n, p) for part in self.parts for n, p in part.named_parameters() if p.requires_grad]
         self.named = [(n.replace("_checkpoint_wrapped_module.", ""), p) for n, p in named]
+        if settings.init:
+            weights.load(run.model, Path(settings.init), self.named)
         masters = run.job.master_weights == "fp32" and parameter_dtype(run) != torch.float32
         self.masters = optimizers.Masters(self.named) if masters else None
         self.optimizer = optimizers.make(run, self.masters.named if self.masters else self.named, settings, ranks)
