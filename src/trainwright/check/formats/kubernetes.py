@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from .. import syntax
 from ..document import Document, Path
 from ..setup import Reading
 from ..syntax import shell
@@ -73,6 +76,8 @@ def _find(data: Any, names: tuple[str, ...] | None, path: Path = (), depth: int 
 
 def parts(document: Document) -> list[Document]:
     """What the containers start."""
+    if document.data.get("kind") == "ConfigMap":
+        return _files(document)
     found: list[Document] = []
     for path in _find(document.data, ("containers", "trainer", "initContainers")):
         holders = dig(document.data, path)
@@ -80,6 +85,18 @@ def parts(document: Document) -> list[Document]:
             if isinstance(holder, Mapping) and path[-1] != "initContainers":
                 here = (*path, i) if isinstance(holders, list) else path
                 found += _started(document, holder, here)
+    return found
+
+
+def _files(document: Document) -> list[Document]:
+    """What a ConfigMap holds: files, each with the lines that they have here."""
+    found: list[Document] = []
+    data = document.data.get("data")
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        if isinstance(value, str) and str(name).endswith((".json", ".yaml", ".yml", ".toml")):
+            above = document.line(("data", name)) or 1
+            inside = syntax.read(str(name), "\n" * above + value)
+            found += [replace(d, name=document.name, text=document.text, parent=document.name, part=str(name)) for d in inside]
     return found
 
 
@@ -94,11 +111,9 @@ def _started(document: Document, holder: Mapping[str, Any], path: Path) -> list[
     env: list[Any] = listed if isinstance(listed, list) else []
     given = {str(e["name"]): str(e["value"]) for e in env if isinstance(e, Mapping) and "name" in e and "value" in e}
     script = next((i for i, w in enumerate(words) if w in ("-c", "-lc", "-ec", "-xc")), None)
-    if script is not None and words[0].rpartition("/")[2] in ("bash", "sh", "zsh") and script + 1 < len(words):
+    if script is not None and script + 2 == len(words) and words[0].rpartition("/")[2] in ("bash", "sh", "zsh"):
         at = _line(document, path, holder, words[script + 1]) or line
         return shell.inside(document.name, document.text, words[script + 1], at, given)
-    import shlex
-
     text = " ".join(re.sub(r"\$\((\w+)\)", r"${\1}", w) if re.fullmatch(r"\S*\$\(\w+\)\S*", w) else shlex.quote(w) for w in words)
     return shell.inside(document.name, document.text, text.replace("\n", " "), line, given)
 

@@ -24,7 +24,7 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
     if kind == "deepspeed" and not per_node:
         _included(facts)
     if kind == "torchrun" and per_node and not nodes and not facts.has("nnodes"):
-        facts.say("launch.nodes", 1, facts.path("nproc_per_node"))
+        facts.say("launch.nodes", 1, facts.path("nproc_per_node"), rank=-1)  # its default, unless the environment (PET_NNODES) says more
     if kind == "mpirun":
         facts.take("launch.world_size", whole, "np", "n")
     facts.take("launch.main_address", text, "master_addr", "rdzv_endpoint")

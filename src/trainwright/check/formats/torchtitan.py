@@ -8,9 +8,9 @@ from typing import Any
 from ...emit.torchtitan_plan import DEGREES, SCHEDULES
 from ..document import Document, Path
 from ..known import keys
-from ..setup import Reading
+from ..setup import Fact, Place, Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, flag, number, optimizer, plain, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, flag, number, optimizer, plain, precision, text, unknown_keys, whole
 
 SECTIONS = {
     "training",
@@ -56,8 +56,19 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
     launch = document.syntax == "shell"
     facts = Facts(document, rank=2 if launch else 0)
     say(facts)
+    if launch:
+        _modes(facts)
     unknown: tuple[Path, ...] = () if launch else unknown_keys(document, keys("torchtitan"))
     return facts.reading("torchtitan", unknown=unknown)
+
+
+def _modes(facts: Facts) -> None:
+    """``activation-checkpoint:full``: a mode of a config as a word of the command line (0.3)."""
+    layer = facts.document.detail
+    for word in [*layer.words, *(v for o in layer.options for v in o.values)]:
+        name, colon, mode = str(word).partition(":")
+        if name == "activation-checkpoint" and colon:
+            facts.found.append(Fact("strategy.recompute", _mode(mode), Place(facts.document.name, word.line), mode, facts.rank))
 
 
 def say(facts: Facts, *above: str) -> None:
@@ -88,6 +99,18 @@ def say(facts: Facts, *above: str) -> None:
             ("model.name", text, ((*above, "model", "name"),)),
         )
     )
+    facts.take("strategy.sequence_parallel", flag, (*above, "parallelism", "enable_sequence_parallel"))
+    wide = facts.path(*above, "training", "mixed_precision_param")
+    if wide:
+        facts.say("training.precision", precision(facts.get(*above, "training", "mixed_precision_param")), wide)
+    inner = facts.path(*above, "parallelism", "pipeline_parallel_microbatch_size")
+    if inner and any(f.field == "strategy.pp" and f.value > 1 for f in facts.found):
+        facts.say(
+            "strategy.micro_batch_size",
+            whole(facts.get(*above, "parallelism", "pipeline_parallel_microbatch_size")),
+            inner,
+            rank=facts.rank + 1,
+        )
     if flag(facts.get(*above, "training", "enable_cpu_offload")):
         facts.say("strategy.offload", "params-cpu", facts.path(*above, "training", "enable_cpu_offload"))
 
