@@ -1,6 +1,6 @@
 """A YAML writer for what is emitted here: mappings, lists and scalars, texts always in double quotes where a reader could take them otherwise.
 
-Reading needs PyYAML (extra ``files``), and only its safe loader.
+Reading is PyYAML's, and only its safe loader.
 """
 
 from __future__ import annotations
@@ -70,10 +70,8 @@ def _fits_block(text: str) -> bool:
 
 def load(text: str, where: str = "YAML") -> Any:
     """One document through PyYAML's safe loader: no tag of it runs code."""
-    try:
-        import yaml
-    except ImportError:
-        raise SpecError("reading YAML needs PyYAML: pip install 'trainwright[files]'", where) from None
+    import yaml  # not at the top: writing needs none of it
+
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
