@@ -96,7 +96,7 @@ class Fake(Equations):
     state = 16e9 * 8
     saved = 4e9
 
-    def need(self, table: PlanTable) -> Need:
+    def need(self, table: PlanTable, limit: int | None = None) -> Need:
         s = table.structures
         kept = np.array([{"none": 1.0, "selective": 0.6, "full": 0.1}[x.recompute] for x in s])[table.structure]
         moved = np.array(
@@ -115,9 +115,14 @@ class Fake(Equations):
     def least_seconds(self, table: PlanTable) -> Column:
         return np.zeros(len(table))
 
-    @property
-    def shown(self) -> float:
-        return 0.0
+    def parts(self, table: PlanTable) -> Mapping[str, Column]:
+        return {"step": np.zeros(len(table))}
+
+    def screened(self, parts: Mapping[str, Column], table: PlanTable) -> Column:
+        return self.screen(table)
+
+    def at_least(self, parts: Mapping[str, Column], table: PlanTable) -> Column:
+        return self.screen(table)
 
     def screen(self, table: PlanTable) -> Column:
         s = table.structures

@@ -23,16 +23,18 @@ from . import tape
 from .memory_table import MemoryTable, scatter
 from .table import PlanTable
 
-Engine = Callable[[ModelSpec, ClusterSpec, TrainingJob, Structure, PlanTable], MemoryTable]
+Engine = Callable[..., MemoryTable]  # (model, cluster, job, structure, table)
 MIB = 2**20
 
 
-def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> MemoryTable:
-    """`MemoryTable` with one row for each plan of `table`, in its order."""
+def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, limit: int | None = None) -> MemoryTable:
+    """`MemoryTable` with one row for each plan of `table`, in its order. With a `limit` a plan whose peak is above it may say less than it needs, but
+    never less than the limit."""
     parts, where = [], []
     for structure, rows in table.by_structure():
         for engine, some in by_engine(model, job, structure, table, rows):
-            parts.append(engine(model, cluster, job, structure, table.take(some)))
+            some_limit = {"limit": limit} if limit is not None and engine is tape.memory_rows else {}
+            parts.append(engine(model, cluster, job, structure, table.take(some), **some_limit))
             where.append(some)
     found = scatter(parts, where)
     if util.find_spec("trainwright.cost.device") is not None:

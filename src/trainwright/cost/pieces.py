@@ -58,6 +58,8 @@ class Pieces:
     p2p_s: Column
     optimizer_s: Column
     offload_s: Column
+    owned: Column  # parameters that a rank updates
+    window_s: Column  # kernel seconds of one micro-batch, which offload of activations may hide behind
     nodes: Column
     message_seconds: list[Column]
     exposed_seconds: list[Column]
@@ -115,6 +117,8 @@ def pieces(
         p2p_s=np.zeros(n),
         optimizer_s=np.zeros(n),
         offload_s=np.zeros(n),
+        owned=np.zeros(n),
+        window_s=np.zeros(n),
         nodes=table.gpus / cluster.gpus_per_node,
         message_seconds=[np.zeros(n) for _ in messages] if detail else [],
         exposed_seconds=[np.zeros(n) for _ in messages] if detail else [],
@@ -196,8 +200,10 @@ class StructurePieces:
             saved = (
                 saved_bytes(self.model, self.cluster, self.job, self.table) if offload == "activations-cpu" else np.zeros(len(self.table))
             )
-            compute = forward_window + backward_window
-            out.offload_s[self.rows] = offload_seconds(offload, owned, saved, compute, self.m, self.cluster, self.constants)
+            out.offload_s[self.rows] = offload_seconds(
+                offload, owned, saved, forward_window + backward_window, self.m, self.cluster, self.constants
+            )
+        out.owned[self.rows], out.window_s[self.rows] = owned, forward_window + backward_window
         low, high = spread(self.model, self.job, self.structure, self.rate, self.constants)
         out.interval[0][self.rows], out.interval[1][self.rows] = low, high
         note = (self.rate.relative,) if self.rate.relative else ()

@@ -7,7 +7,7 @@ pipeline in `cost.pipeline_time`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from ..spec.plan import Structure
 from .distinct import distinct
 from .kernels import Constants, constants
 from .message import Message
+from .once import offload_seconds
 from .pieces import Pieces, pieces
 from .pipeline_time import Stages, bound, replayed, schedule_of, stages_of
 from .table import Column, PlanTable
@@ -131,6 +132,22 @@ def alike(table: PlanTable) -> PlanTable:
             return s
         return replace(s, schedule="zb-v" if SCHEDULES[s.schedule].placement == "v" else "1f1b")
 
+    return _merged(table, stand_in)
+
+
+def _spans_alike(table: PlanTable) -> PlanTable:
+    """The table with structures whose `bound` is the same as one."""
+
+    def stand_in(s: Structure) -> Structure:
+        entry = SCHEDULES[s.schedule]
+        kind = (entry.splits_backward, entry.placement, entry.chunks == "many")
+        name = next(n for n, e in SCHEDULES.items() if (e.splits_backward, e.placement, e.chunks == "many") == kind)
+        return Structure(framework=s.framework, layers_per_stage=s.layers_per_stage, schedule=name)
+
+    return _merged(table, stand_in)
+
+
+def _merged(table: PlanTable, stand_in: Callable[[Structure], Structure]) -> PlanTable:
     order: dict[Structure, int] = {}
     codes = np.array([order.setdefault(stand_in(s), len(order)) for s in table.structures], dtype=np.int64)
     return replace(table, structures=tuple(order), structure=codes[table.structure]) if len(codes) else table
@@ -150,10 +167,60 @@ def screen(
     """
     settings = settings or Settings()
     p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
+    return _finish(p, _bounds(model, p, table), Origin(model, cluster, job, table, messages, settings))
+
+
+def _bounds(model: ModelSpec, p: Pieces, table: PlanTable) -> Span:
     span = _empty(p)
-    for structure, stages, rows in _groups(model, table):
+    for structure, stages, rows in _groups(model, _spans_alike(table)):
         _bound(p, span, structure, stages, rows)
-    return _finish(p, span, Origin(model, cluster, job, table, messages, settings))
+    return span
+
+
+def screen_parts(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    table: PlanTable,
+    messages: Sequence[Message],
+    settings: Settings | None = None,
+) -> dict[str, Column]:
+    """What `screen` adds up, for plans that offload nothing: the rest of `screen_of_parts` differs between kinds of offload only.
+
+    Seconds `inside` (the pipeline and data-parallel traffic), `optimizer` and `window` (kernels of one micro-batch), the parameters `owned`, the
+    `jitter` of many nodes.
+    """
+    settings = settings or Settings()
+    table = replace(table, structures=tuple(replace(s, offload="none") for s in table.structures))
+    p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
+    span = _bounds(model, p, table)
+    return {
+        "inside": span.makespan + p.data_s,
+        "optimizer": p.optimizer_s,
+        "window": p.window_s,
+        "owned": p.owned,
+        "jitter": _jitter(p, settings),
+    }
+
+
+def screen_of_parts(
+    parts: Mapping[str, Column], cluster: ClusterSpec, table: PlanTable, saved: Column, settings: Settings | None = None
+) -> Column:
+    """The screened step of plans with the offload that `table` says, from their `screen_parts`; `saved` bytes of a micro-batch go to the host where
+    activations do. Never falls when `saved` grows."""
+    settings = settings or Settings()
+    law, m = settings.constants, table.accumulation.astype(float)
+    optimizer, offload = parts["optimizer"].copy(), np.zeros(len(table))
+    for structure, rows in table.by_structure():
+        kind = structure.offload
+        if kind == "none":
+            continue
+        owned, window = parts["owned"][rows], parts["window"][rows]
+        offload[rows] = offload_seconds(kind, owned, saved[rows], window, m[rows], cluster, law)
+        if kind != "activations-cpu":
+            optimizer[rows] = 0.0
+    inside = parts["inside"] + optimizer + offload + law["step"]["floor_s"]
+    return np.asarray(inside * (1.0 + parts["jitter"]) * settings.factor)
 
 
 def exact(
@@ -267,4 +334,4 @@ def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
     return {name: parts[name] * settings.factor for name in PARTS}
 
 
-__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "exact", "screen"]
+__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "exact", "screen", "screen_of_parts", "screen_parts"]

@@ -57,13 +57,17 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
 
 def least_offload_seconds(case: Case, table: PlanTable) -> Column:
     """A step lasts at least as long as what activation offload moves takes on PCIe, down and up; 0 for other plans."""
+    moved = least_moved_bytes(case, table) * table.accumulation
+    return np.where(moved > 0, 2.0 * moved / (case.cluster.gpu.pcie_bytes_per_s * constants()["offload"]["pcie_share"]), 0.0)
+
+
+def least_moved_bytes(case: Case, table: PlanTable) -> Column:
+    """Bytes of a micro-batch that activation offload moves to the host, at least; 0 for other plans."""
     found = np.zeros(len(table))
-    share = constants()["offload"]["pcie_share"]
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
             part = table.take(rows)
-            moved = saved(case, structure, part, first_rank_layers(case, structure, part)) * part.accumulation
-            found[rows] = 2.0 * moved / (case.cluster.gpu.pcie_bytes_per_s * share)
+            found[rows] = saved(case, structure, part, first_rank_layers(case, structure, part))
     return found
 
 

@@ -96,7 +96,9 @@ class Collector:
     prune: bool = True
     distinct: bool = False
     start: float = np.inf  # seconds of a step that enough plans are known to keep
-    seen: dict[tuple[int, str], Column] = field(default_factory=dict)  # screened times of the table at each level, NaN where nobody asked
+    seen: dict[int, dict[str, Column]] = field(
+        default_factory=dict
+    )  # parts of the times at each recomputation; `asked` is 1 where they are known
     kept: Kept = field(default_factory=Kept)
 
     def run(self) -> Kept:
@@ -113,34 +115,34 @@ class Collector:
                     kept.credit(DOMINATED, (alive & dominated).sum())
                     alive &= ~dominated
                 at_least = _at_least(known, len(table), r, offload)
-                moving = np.zeros(len(table))
                 if offload == "activations-cpu":
-                    moving = self.pricing.least_seconds(here)
-                    at_least = np.maximum(at_least, moving)
+                    at_least = np.maximum(at_least, self.pricing.least_seconds(here))
                 rows = np.flatnonzero(alive & (at_least <= kept.cutoff))
                 kept.credit(TOO_SLOW, alive.sum() - len(rows))
                 rows = self._may_fit(here, rows)
-                if offload == "activations-cpu" and "none" in self.space.offloads:  # dear to screen: first without
-                    without = self._screen(self.space.at(table, recompute, "none"), r, "none", rows)
-                    at_least[rows] = np.maximum(at_least[rows], without + self.pricing.shown * moving[rows])
-                    slow = at_least[rows] > kept.cutoff
-                    kept.credit(TOO_SLOW, slow.sum())
-                    rows = rows[~slow]
-                screened = np.maximum(at_least[rows], self._screen(here, r, offload, rows))
                 known[r, offload] = np.full(len(table), -np.inf)
+                parts = self._parts(here, r, rows)
+                if offload == "activations-cpu" and len(rows):  # what it moves is dear to find out
+                    slow = self.pricing.at_least(parts, here.take(rows)) > kept.cutoff
+                    kept.credit(TOO_SLOW, slow.sum())
+                    rows, parts = rows[~slow], {k: c[~slow] for k, c in parts.items()}
+                screened = np.maximum(at_least[rows], self.pricing.screened(parts, here.take(rows)) if len(rows) else 0.0)
                 known[r, offload][rows] = screened
                 fitting[r, offload] = self._price(here, rows, screened)
         if self.space.twins and kept.tables:
             self._without_sequence_parallelism()
         return kept
 
-    def _screen(self, here: PlanTable, r: int, offload: str, rows: NDArray[np.intp]) -> Column:
-        """Screened times of some rows, each asked for once."""
-        times = self.seen.setdefault((r, offload), np.full(len(here), np.nan))
-        new = rows[np.isnan(times[rows])]
+    def _parts(self, here: PlanTable, r: int, rows: NDArray[np.intp]) -> dict[str, Column]:
+        """What the times of some rows are made of, whatever they offload; each row is asked for once."""
+        known = self.seen.setdefault(r, {})
+        asked = known.setdefault("asked", np.zeros(len(here)))
+        new = rows[asked[rows] == 0]
         if len(new):
-            times[new] = self.pricing.screen(here.take(new))
-        return times[rows]
+            asked[new] = 1
+            for name, column in self.pricing.parts(here.take(new)).items():
+                known.setdefault(name, np.zeros(len(here)))[new] = column
+        return {name: column[rows] for name, column in known.items() if name != "asked"}
 
     def _without_sequence_parallelism(self) -> None:
         """The plain tensor-parallel twins of what is kept, which the space left out: they may be a percent faster, and need more memory."""
@@ -179,7 +181,7 @@ class Collector:
                 kept.credit(TOO_SLOW, len(rows) - start)
                 break
             part = rows[start:end]
-            need = self.pricing.need(table.take(part))
+            need = self.pricing.need(table.take(part), self.case.cluster.gpu.capacity_bytes)
             roomy, inside = fits(need, self.case.cluster, self.margin)
             fit[part] = roomy
             card = need.device > self.case.cluster.gpu.capacity_bytes

@@ -173,7 +173,7 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     memory = options.objective == "memory"
     wanted, floor = options.top, 0.0
     start = np.inf if memory else _probe(case, space, options, pricing, late, margin, limits)
-    seen: dict[tuple[int, str], Column] = {}
+    seen: dict[int, dict[str, Column]] = {}
     while True:
         limit = np.inf if memory else slowest
         collector = Collector(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,16 +47,24 @@ class Slot:
 
 def places(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[Place]:
     """The classes of ranks of a pipeline of `pp` ranks with `virtual` chunks each."""
-    v_shape = structure.schedule in V_SHAPED
+    even = FRAMEWORKS[structure.framework].even_stages
+    schedule = "dualpipe" if structure.schedule == "dualpipe" else "zb-v" if structure.schedule in V_SHAPED else "1f1b"
+    return _places(model, schedule, structure.layers_per_stage, even, pp, virtual)
+
+
+@lru_cache(maxsize=4096)
+def _places(model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even: bool, pp: int, virtual: int) -> list[Place]:
+    """`places` of one schedule of each placement: 1f1b, zb-v or dualpipe."""
+    v_shape = schedule == "zb-v"
     virtual = max(virtual, 2) if v_shape and pp > 1 else virtual
-    counts = layers_per_stage(model.num_layers, pp * virtual, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
+    counts = layers_per_stage(model.num_layers, pp * virtual, given, even)
     ranks = layers_of_rank(counts, pp, v_shape)
     last = 0 if v_shape and virtual % 2 == 0 else pp - 1
     found: dict[tuple[object, ...], Place] = {}
     for rank in range(pp):
         chunks = list(ranks[rank])
         ends = {rank}
-        if structure.schedule == "dualpipe" and pp > 1:
+        if schedule == "dualpipe" and pp > 1:
             chunks += ranks[pp - 1 - rank]
             ends.add(pp - 1 - rank)
         layers = tuple(sorted(Counter(model.layers[i] for chunk in chunks for i in chunk).items()))

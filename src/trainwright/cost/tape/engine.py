@@ -25,13 +25,16 @@ EXACT = 2.0**53
 CHUNK = 2**14  # plans at a time: their columns stay in the processor's cache
 
 
-def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
-    """`MemoryTable` of plans of one structure; bytes are exact whole numbers."""
+def memory_rows(
+    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable, limit: int | None = None
+) -> MemoryTable:
+    """`MemoryTable` of plans of one structure; bytes are exact whole numbers. With a `limit` a plan is looked at up to the first pipeline rank that
+    needs more: what it says of such a plan is that rank's."""
     parts, where = [], []
     for variant, rows in variants(model, structure, table):
         for start in range(0, len(rows), CHUNK):
             some = rows[start : start + CHUNK]
-            parts.append(_worst(model, job, structure, variant, table.take(some)))
+            parts.append(_worst(model, job, structure, variant, table.take(some), limit))
             where.append(some)
     return scatter(parts, where)
 
@@ -100,25 +103,31 @@ def columns_of(structure: Structure, job: TrainingJob, table: PlanTable) -> Colu
     return columns if structure.sharding != "none" else columns.with_(shards=np.ones_like(columns.shards))
 
 
-def _worst(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, table: PlanTable) -> MemoryTable:
-    """Each plan at its worst pipeline rank."""
+def _worst(
+    model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, table: PlanTable, limit: int | None = None
+) -> MemoryTable:
+    """Each plan at its worst pipeline rank, or the first one beyond `limit`."""
     columns = columns_of(structure, job, table)
     found = []
     where = []
+    best = np.full(len(table), -1, dtype=np.int64)
+    owner = np.zeros(len(table), dtype=np.int64)
     for rank in ranks(model, structure, table):
+        if limit is not None:
+            rank = rank.only(best[rank.rows] <= limit)
         rows = rank.rows
+        if not len(rows):
+            continue
         given = columns if not rank.fresh else columns.with_(accumulated=np.zeros_like(columns.accumulated))
         whole = np.array_equal(rows, np.arange(len(table)))
         some, given = (table, given) if whole else (table.take(rows), given.take(rows))
-        found.append(_on_rank(model, job, structure, variant, some, given, rank))
+        here = _on_rank(model, job, structure, variant, some, given, rank)
+        better = here.peak_bytes > best[rows]
+        best[rows[better]], owner[rows[better]] = here.peak_bytes[better], len(found)
+        found.append(here)
         where.append(rows)
     if len(found) == 1:
         return scatter(found, where)
-    best = np.full(len(table), -1, dtype=np.int64)
-    owner = np.zeros(len(table), dtype=np.int64)
-    for k, (t, rows) in enumerate(zip(found, where)):
-        better = t.peak_bytes > best[rows]
-        best[rows[better]], owner[rows[better]] = t.peak_bytes[better], k
     chosen = [np.flatnonzero(owner[rows] == k) for k, rows in enumerate(where)]
     return scatter([t.take(c) for t, c in zip(found, chosen) if len(c)], [rows[c] for rows, c in zip(where, chosen) if len(c)])
 

@@ -35,6 +35,12 @@ class Rank:
     held: NDArray[np.float64]
     fresh: bool = False  # before the rank's first backward pass: no gradients of earlier micro-batches
 
+    def only(self, rows: NDArray[np.bool_]) -> Rank:
+        """The same for some of its rows."""
+        if rows.all():
+            return self
+        return replace(self, rows=self.rows[rows], number=self.number[rows], repeats=self.repeats[rows], held=self.held[rows])
+
 
 FORWARDS_FIRST = ("gpipe", "looped-bfs")  # every forward pass before any backward pass: the most is in flight while there are no gradients
 
@@ -82,8 +88,7 @@ def _one_by_one(joined: list[Rank], table: PlanTable) -> list[Rank]:
         every = rank.held >= m
         found.append(replace(rank, held=np.where(every, np.maximum(m - 1, 1), rank.held)))
         if every.any():
-            columns = {name: getattr(rank, name)[every] for name in ("rows", "number", "repeats", "held")}
-            fresh.append(replace(rank, **columns, fresh=True))
+            fresh.append(replace(rank.only(every), fresh=True))
     return found + fresh
 
 

@@ -258,20 +258,30 @@ class Case:
         return pipeline_stage(self)
 
 
-@lru_cache(maxsize=4096)
 def _profile(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[dict[str, int]]:
     """For each pipeline rank: number of layers of each kind, ends, chunks, sends."""
+    even = FRAMEWORKS[structure.framework].even_stages
+    schedule = "dualpipe" if structure.schedule == "dualpipe" else "zb-v" if structure.schedule in V_SHAPED else "1f1b"
+    return _profiles(model, schedule, structure.layers_per_stage, even, structure.recompute_every, pp, virtual)
+
+
+@lru_cache(maxsize=4096)
+def _profiles(
+    model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even: bool, every: int, pp: int, virtual: int
+) -> list[dict[str, int]]:
+    """`_profile` of one schedule of each placement: 1f1b, zb-v or dualpipe."""
     names = list(model.blocks)
     stages = pp * virtual
-    counts = layers_per_stage(model.num_layers, stages, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
-    v_shape = structure.schedule in V_SHAPED and virtual > 1
+    counts = layers_per_stage(model.num_layers, stages, given, even)
+    v_shape = schedule == "zb-v" and virtual > 1
     ranks = layers_of_rank(counts, pp, v_shape)
+    chunks_of: list[list[int]] = [[] for _ in range(pp)]
+    for k in range(stages):
+        chunks_of[_rank_of(k, pp, v_shape)].append(k)
     profiles = []
-    for r in range(pp):
-        chunks = [k for k in range(stages) if _rank_of(k, pp, v_shape) == r]
+    for r, chunks in enumerate(chunks_of):
         layers = [model.layers[i] for span in ranks[r] for i in span]
         profile = {name: layers.count(name) for name in names}
-        every = structure.recompute_every
         profile |= {
             "embedding": int(0 in chunks),
             "head": int(stages - 1 in chunks),
@@ -281,7 +291,7 @@ def _profile(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> l
             "regions": sum(-(-len(span) // every) for span in ranks[r]),
         }
         profiles.append(profile)
-    if structure.schedule == "dualpipe":  # every rank holds a stage of each direction
+    if schedule == "dualpipe":  # every rank holds a stage of each direction
         profiles = [{key: a[key] + b[key] for key in a} for a, b in zip(profiles, reversed(profiles), strict=True)]
     return profiles
 
