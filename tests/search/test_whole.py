@@ -72,6 +72,19 @@ def test_no_plan_needs_less_than_the_bound(name: str) -> None:
             assert (least_device_bytes(case, table) <= need).all(), level
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_a_limit_changes_no_plan_that_keeps_it(name: str) -> None:
+    """With a limit, ranks after the first that breaks it are left out: what fits is exact to the byte, what does not is refused."""
+    task, _, _ = prepared(name)
+    price, table = Equations(task.model, task.cluster, task.job), sample(name, "none", "none", 80)
+    whole = price.need(table).device
+    limit = int(np.median(whole))
+    some = price.need(table, limit).device
+    assert (some[whole <= limit] == whole[whole <= limit]).all()
+    assert (some[whole > limit] > limit).all()
+    assert (some <= whole).all()
+
+
 def test_the_bound_refuses_most_of_what_does_not_fit() -> None:
     task, case, _ = prepared("70B megatron")
     table = sample("70B megatron", "none", "none", 300)

@@ -108,7 +108,7 @@ def _worst(
 ) -> MemoryTable:
     """Each plan at its worst pipeline rank, or the first one beyond `limit`."""
     columns = columns_of(structure, job, table)
-    found = []
+    found: list[MemoryTable] = []
     where = []
     best = np.full(len(table), -1, dtype=np.int64)
     owner = np.zeros(len(table), dtype=np.int64)
