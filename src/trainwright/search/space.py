@@ -12,8 +12,7 @@ the ranking prices them in order of their cost and needs only those that matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ..schedules import SCHEDULES
 from ..spec.plan import NUMBERS, ParallelPlan, Structure
 from ..spec.run import StrategySection
 from .constraints import ERRORS, RULES
+from .grid import Grid, choices, lookup
 from .rules import Case, Rule, divisors, explain
 
 DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard")
@@ -46,59 +46,6 @@ class Space:
     def at(self, table: PlanTable, recompute: str, offload: str) -> PlanTable:
         """The same rows with another recompute and offload."""
         return replace(table, structures=tuple(replace(s, recompute=recompute, offload=offload) for s in table.structures))
-
-
-@dataclass
-class _Grid:
-    """Rows under construction. `options` holds, for every choice that is still open, how many values each row will have."""
-
-    columns: dict[str, IntColumn]
-    options: dict[str, IntColumn]
-    constant: int = 1
-    removed: dict[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.columns["tp"])
-
-    def weight(self) -> IntColumn:
-        total = np.full(len(self), self.constant, dtype=np.int64)
-        for count in self.options.values():
-            total *= count
-        return total
-
-    def take(self, rows: np.ndarray) -> None:
-        self.columns = {k: v[rows] for k, v in self.columns.items()}
-        self.options = {k: v[rows] for k, v in self.options.items()}
-
-    def expand(self, name: str, counts: IntColumn, values: dict[str, IntColumn]) -> None:
-        """Row i becomes counts[i] rows; `values` are the new columns of all of them in order. The choice `name` is made."""
-        rows = np.repeat(np.arange(len(self)), counts)
-        self.options.pop(name, None)
-        self.take(rows)
-        self.columns |= values
-
-    def table(self, structure: Structure, rows: np.ndarray | None = None) -> PlanTable:
-        n = len(self) if rows is None else len(rows)
-        ones = np.ones(n, dtype=np.int64)
-        columns = {k: ones if k not in self.columns else self.columns[k] if rows is None else self.columns[k][rows] for k in NUMBERS}
-        return PlanTable((structure,), np.zeros(n, dtype=np.int64), **columns)
-
-    def apply(self, case: Case, rules: Sequence[Rule], structures: dict[int, Structure], code: str = "") -> None:
-        """Drops the rows that a rule refuses. `structures` by the values of the column `code` (one entry where there is none)."""
-        keep = np.ones(len(self), dtype=bool)
-        weight = self.weight()
-        for value, structure in structures.items():
-            rows = np.flatnonzero(self.columns[code] == value) if code else np.arange(len(self))
-            table = self.table(structure, rows)
-            alive = np.ones(len(rows), dtype=bool)
-            for rule in rules:
-                refused = alive & ~rule.allows(case, structure, table)
-                if refused.any():
-                    self.removed[rule.name] = self.removed.get(rule.name, 0) + int(weight[rows[refused]].sum())
-                    alive &= ~refused
-            keep[rows] = alive
-        if not keep.all():
-            self.take(np.flatnonzero(keep))
 
 
 def fixed_fields(strategy: StrategySection) -> frozenset[str]:
@@ -247,7 +194,7 @@ class _Enumeration:
         self._late(grid, table)
         return Space(table, grid.removed, searched, self.recomputes, self.offloads, WITHOUT_SP in grid.removed)
 
-    def _layouts(self) -> _Grid:
+    def _layouts(self) -> Grid:
         """All ordered factorizations of the GPU count into the five degrees, as far as they are open."""
         gpus = self.case.cluster.gpus
         divs = np.array(divisors(gpus), dtype=np.int64)
@@ -256,10 +203,10 @@ class _Enumeration:
         rest = np.array([gpus], dtype=np.int64)
         for name in DEGREES[:-1]:
             said = getattr(self.said, name)
-            choices = [of[int(r)] if said is None else of[int(r)][of[int(r)] == said] for r in rest]
-            counts = np.array([len(c) for c in choices], dtype=np.int64)
+            degrees = [of[int(r)] if said is None else of[int(r)][of[int(r)] == said] for r in rest]
+            counts = np.array([len(c) for c in degrees], dtype=np.int64)
             columns = {k: np.repeat(v, counts) for k, v in columns.items()}
-            columns[name] = np.concatenate(choices) if choices else rest
+            columns[name] = np.concatenate(degrees) if degrees else rest
             rest = np.repeat(rest, counts) // columns[name]
         columns["dp_shard"] = rest
         keep = np.ones(len(rest), dtype=bool)
@@ -273,19 +220,19 @@ class _Enumeration:
             # "sharding = zero3" alone means that everybody shards where somebody can
             keep &= (columns["dp_shard"] > 1) | (columns["dp_replicate"] == 1)
         columns = {k: v[keep] for k, v in columns.items()}
-        grid = _Grid(columns, {}, len(self.recomputes) * len(self.offloads))
+        grid = Grid(columns, {}, len(self.recomputes) * len(self.offloads))
         self._count_options(grid)
         return grid
 
-    def _count_options(self, grid: _Grid) -> None:
+    def _count_options(self, grid: Grid) -> None:
         c = grid.columns
         dp = c["dp_replicate"] * c["dp_shard"]
         grid.options = {
-            "micro_batch": _lookup(dp, lambda d: len(self._micro_batch_sizes(d))),
-            "experts": _lookup(c["tp"], lambda t: len(self._expert_choices(t)[0])),
-            "pipeline": _lookup(c["pp"], lambda p: len(self._pipeline_choices(p)[0])),
-            "sharding": _lookup(c["dp_shard"], lambda d: len(self._sharding_choices(d))),
-            "sequence": _lookup(c["tp"], lambda t: len(self._sequence_choices(t))),
+            "micro_batch": lookup(dp, lambda d: len(self._micro_batch_sizes(d))),
+            "experts": lookup(c["tp"], lambda t: len(self._expert_choices(t)[0])),
+            "pipeline": lookup(c["pp"], lambda p: len(self._pipeline_choices(p)[0])),
+            "sharding": lookup(c["dp_shard"], lambda d: len(self._sharding_choices(d))),
+            "sequence": lookup(c["tp"], lambda t: len(self._sequence_choices(t))),
         }
 
     def _micro_batch_sizes(self, dp: int) -> list[int]:
@@ -294,9 +241,9 @@ class _Enumeration:
         share, left = divmod(self.case.batch, dp)
         return [1] if left else divisors(share)
 
-    def _micro_batches(self, grid: _Grid) -> None:
+    def _micro_batches(self, grid: Grid) -> None:
         dp = grid.columns["dp_replicate"] * grid.columns["dp_shard"]
-        counts, values = _choices(dp, lambda d: [self._micro_batch_sizes(d)])
+        counts, values = choices(dp, lambda d: [self._micro_batch_sizes(d)])
         per_replica = np.repeat(self.case.batch // dp, counts)
         grid.expand("micro_batch", counts, {"micro_batch_size": values[0], "accumulation": np.maximum(per_replica // values[0], 1)})
 
@@ -306,8 +253,8 @@ class _Enumeration:
         etp = [self.said.etp] if self.said.etp else divisors(tp) if experts else [1]
         return [e for e in ep for _ in etp], [t for _ in ep for t in etp]
 
-    def _experts(self, grid: _Grid) -> None:
-        counts, values = _choices(grid.columns["tp"], self._expert_choices)
+    def _experts(self, grid: Grid) -> None:
+        counts, values = choices(grid.columns["tp"], self._expert_choices)
         grid.expand("experts", counts, {"ep": values[0], "etp": values[1]})
 
     @property
@@ -329,8 +276,8 @@ class _Enumeration:
             stages += each
         return codes, stages
 
-    def _pipelines(self, grid: _Grid) -> None:
-        counts, values = _choices(grid.columns["pp"], self._pipeline_choices)
+    def _pipelines(self, grid: Grid) -> None:
+        counts, values = choices(grid.columns["pp"], self._pipeline_choices)
         grid.expand("pipeline", counts, {"schedule": values[0], "virtual_stages": values[1]})
 
     @property
@@ -343,15 +290,15 @@ class _Enumeration:
         names = self.sharding_names
         return [names.index("none")] if dp_shard == 1 else [i for i, n in enumerate(names) if n != "none"] or [0]
 
-    def _sharding(self, grid: _Grid) -> None:
-        counts, values = _choices(grid.columns["dp_shard"], lambda d: [self._sharding_choices(d)])
+    def _sharding(self, grid: Grid) -> None:
+        counts, values = choices(grid.columns["dp_shard"], lambda d: [self._sharding_choices(d)])
         grid.expand("sharding", counts, {"sharding": values[0]})
 
     def _sequence_choices(self, tp: int) -> list[int]:
         said = self.said.sequence_parallel
         return ([0] if tp == 1 else [1, 0]) if said is None else [int(said)]
 
-    def _sequence(self, grid: _Grid) -> None:
+    def _sequence(self, grid: Grid) -> None:
         """Sequence parallelism only, where it is open and possible: it keeps fewer bytes and moves about as many (arXiv:2205.05198).
 
         What gathers inputs again in backward can make it a percent slower: the ranking prices the best plans without it as well.
@@ -364,13 +311,13 @@ class _Enumeration:
             if worse:
                 grid.removed[WITHOUT_SP] = worse
             choose = np.where(better, 2, np.where(c["tp"] > 1, 1, 0))
-            counts, values = _choices(choose, lambda k: [[[0], [1, 0], [1]][k]])
+            counts, values = choices(choose, lambda k: [[[0], [1, 0], [1]][k]])
             grid.expand("sequence", counts, {"sequence_parallel": values[0]})
             return
-        counts, values = _choices(grid.columns["tp"], lambda t: [self._sequence_choices(t)])
+        counts, values = choices(grid.columns["tp"], lambda t: [self._sequence_choices(t)])
         grid.expand("sequence", counts, {"sequence_parallel": values[0]})
 
-    def _table(self, grid: _Grid) -> PlanTable:
+    def _table(self, grid: Grid) -> PlanTable:
         first = replace(self.structure, recompute=self.recomputes[0], offload=self.offloads[0])
         structures = tuple(
             replace(first, schedule=schedule, sharding=sharding, sequence_parallel=bool(sp))
@@ -383,7 +330,7 @@ class _Enumeration:
         used, packed = np.unique(code, return_inverse=True)
         return PlanTable(tuple(structures[i] for i in used), packed.reshape(-1).astype(np.int64), **{n: c[n] for n in NUMBERS})
 
-    def _late(self, grid: _Grid, table: PlanTable) -> None:
+    def _late(self, grid: Grid, table: PlanTable) -> None:
         """Recompute and offload: leaves out what the framework cannot do at all, and counts what single structures refuse."""
         counts = np.bincount(table.structure, minlength=len(table.structures))
         rows_of = dict.fromkeys(self.sharding_names, 0)
@@ -408,31 +355,6 @@ def late_rules(strategy: StrategySection, advice: bool = True) -> tuple[Rule, ..
 def allows_structure(case: Case, rule: Rule, structure: Structure) -> bool:
     """Whether a rule that reads the structure alone allows it."""
     return bool(rule.allows(case, structure, PlanTable.from_plans([ParallelPlan(structure)]))[0])
-
-
-def _lookup(column: IntColumn, count: object) -> IntColumn:
-    """`count` of each distinct value, as a column."""
-    distinct, back = np.unique(column, return_inverse=True)
-    return np.array([count(int(d)) for d in distinct], dtype=np.int64)[back.reshape(-1)]  # type: ignore[operator]
-
-
-def _choices(column: IntColumn, choose: object) -> tuple[IntColumn, list[IntColumn]]:
-    """For each row the lists that `choose` gives for its value: how many, and all of them one after another, one array a list."""
-    distinct, back = np.unique(column, return_inverse=True)
-    lists = [choose(int(d)) for d in distinct]  # type: ignore[operator]
-    width = len(lists[0] if lists else choose(1))  # type: ignore[operator]
-    sizes = np.array([len(choice[0]) for choice in lists], dtype=np.int64)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    back = back.reshape(-1)
-    counts = sizes[back] if len(lists) else np.zeros(0, np.int64)
-    total = int(counts.sum())
-    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.repeat(starts[back], counts) + within if total else np.zeros(0, np.int64)
-    flat = [
-        np.concatenate([np.asarray(choice[k], dtype=np.int64) for choice in lists]) if lists else np.zeros(0, np.int64)
-        for k in range(width)
-    ]
-    return counts, [f[index] for f in flat]
 
 
 __all__ = ["Space", "allows_structure", "base_structure", "check_fixed", "enumerate_plans", "fixed_fields", "late_rules", "rules_for"]
