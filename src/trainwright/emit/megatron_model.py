@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..resolve import Run
@@ -31,8 +32,7 @@ def architecture(run: Run) -> Flags:
     if model.model_type == "gpt2":
         return [*flags, ("--position-embedding-type", "learned_absolute")]
     flags += [("--position-embedding-type", "rope"), ("--normalization", "RMSNorm"), ("--swiglu", True), ("--disable-bias-linear", True)]
-    if c.get("rope_theta"):
-        flags.append(("--rotary-base", int(c["rope_theta"])))
+    flags += _rotary(c)
     if not model.tied:
         flags.append(("--untie-embeddings-and-output-weights", True))
     if model.model_type in MLA:
@@ -53,6 +53,22 @@ def _width(run: Run) -> int:
     if model.model_type == "gpt2":
         return int(c.get("n_inner") or 4 * model.hidden)
     return int(c.get("intermediate_size") or c["moe_intermediate_size"])
+
+
+def rope(c: Any) -> Mapping[str, Any]:
+    """The rotary part of a config.json, in either of its spellings: transformers 5 keeps base and scaling in ``rope_parameters``."""
+    tables = [t for t in (c.get("rope_scaling"), c.get("rope_parameters")) if isinstance(t, Mapping)]
+    found = {k: v for t in tables for k, v in t.items()}
+    return found | ({"rope_theta": c["rope_theta"]} if c.get("rope_theta") else {})
+
+
+def _rotary(c: Any) -> Flags:
+    """Base, and Llama 3.1's scaling ; Megatron has no flag for other kinds."""
+    found = rope(c)
+    flags: Flags = [("--rotary-base", int(found["rope_theta"]))] if found.get("rope_theta") else []
+    if found.get("rope_type", found.get("type")) == "llama3":
+        flags += [("--use-rope-scaling", True), ("--rope-scaling-factor", float(found.get("factor", 8.0)))]
+    return flags
 
 
 def _latent(c: Any) -> Flags:

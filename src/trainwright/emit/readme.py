@@ -10,6 +10,7 @@ from ..units import format_bytes, format_seconds
 from .base import Options, Target, get
 from .environment import settings
 from .fields import DEFAULTS, left
+from .megatron_model import rope
 
 if TYPE_CHECKING:
     from ..cost.estimate import Estimate
@@ -53,7 +54,7 @@ def readme(run: Run, target: Target, options: Options) -> str:
     if (
         target.name == "megatron"
         and any(op.kind == "rope" for b in run.model.blocks.values() for op in b)
-        and not run.model.config.get("rope_theta")
+        and not rope(run.model.config).get("rope_theta")
     ):
         lines.append(
             "\nNote: the configuration names no rope_theta, so Megatron takes its own 10,000; add --rotary-base where the model was made with another."

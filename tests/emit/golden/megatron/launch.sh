@@ -34,6 +34,9 @@ torchrun \
   --normalization RMSNorm \
   --swiglu \
   --disable-bias-linear \
+  --rotary-base 500000 \
+  --use-rope-scaling \
+  --rope-scaling-factor 8.0 \
   --untie-embeddings-and-output-weights \
   --kv-channels 128 \
   --group-query-attention \
