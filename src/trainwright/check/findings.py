@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -12,12 +12,21 @@ from .setup import Place, Setup
 
 
 class Severity(IntEnum):
-    """`ERROR` cannot run, or trains something else than what is written; `BLOCKED` cannot run as written since a placeholder is left."""
+    """`ERROR` cannot run, or trains something else than what is written; `BLOCKED` cannot run as written since a placeholder is left;
+    `WARNING` runs, but probably not as meant; `NOTE` is worth knowing, often right."""
 
     NOTE = 0
     WARNING = 1
     BLOCKED = 2
     ERROR = 3
+
+
+LABELS: Mapping[Severity, str] = {
+    Severity.ERROR: "error",
+    Severity.BLOCKED: "cannot run as written",
+    Severity.WARNING: "warning",
+    Severity.NOTE: "note",
+}
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,40 @@ class Finding:
     mend: str = ""
     changes: tuple[Change, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "check": self.check,
+            "severity": LABELS[self.severity],
+            "file": self.place.file,
+            "line": self.place.line,
+            "key": ".".join(str(p) for p in self.place.path),
+            "what": self.what,
+            "mend": self.mend,
+        }
+
+
+@dataclass(frozen=True)
+class Example:
+    """Files (name -> text), a launch line, a model and a cluster that together show one fault, as small as they can be."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    launch: str = ""
+    model: str = ""
+    on: str = ""
+
 
 @dataclass(frozen=True)
 class Check:
-    """One entry of the registry of checks: a module of `trainwright.check.checks` with ``CHECK``."""
+    """One entry of the registry of checks: a module of `trainwright.check.checks` with ``CHECK``.
+
+    `severity` says in words which severity it gives when; `right` what looks like this fault and is none.
+    """
 
     name: str  # K01
     title: str  # unknown key
     run: Callable[[Setup], Iterable[Finding]]
+    example: Example
+    severity: str
+    right: str = ""
     aliases: tuple[str, ...] = ()
-    example: str = ""  # a faulty file, smallest that shows it; the documentation and the battery of tests use it

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from .document import Document, Path
+
+if TYPE_CHECKING:
+    from .view import View
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,14 @@ class Setup:
     def of(self, *formats: str) -> Iterator[Reading]:
         """The readings of these formats."""
         return (r for r in self.readings if r.format in formats)
+
+    @cached_property
+    def views(self) -> tuple[View, ...]:
+        """Every reading with its values by name; templates and broken files are left out, nobody can tell what they say."""
+        from .view import View
+
+        return tuple(View(r) for r in self.readings if not r.template)
+
+    def seen(self, *formats: str) -> Iterator[View]:
+        """The views of these formats; of all without one."""
+        return (v for v in self.views if not formats or v.format in formats)

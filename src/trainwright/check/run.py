@@ -1,0 +1,69 @@
+"""Files and a launch line in, findings out, most severe first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import unknown
+from .checks import CHECKS
+from .findings import LABELS, Finding, Severity
+from .read import read_setup
+from .setup import Setup
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` answers: what was read, and what is wrong with it."""
+
+    setup: Setup
+    findings: tuple[Finding, ...]
+
+    @property
+    def has_errors(self) -> bool:
+        return any(f.severity is Severity.ERROR for f in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"files": [{"file", "format", "partial"}], "findings": [...], "errors": n, "warnings": n}."""
+        count = lambda s: sum(f.severity is s for f in self.findings)  # noqa: E731
+        return {
+            "files": [
+                {"file": r.document.name, "format": r.format, "partial": r.fragment, "template": r.template} for r in self.setup.readings
+            ],
+            "findings": [f.to_dict() for f in self.findings],
+            "counts": {LABELS[s]: count(s) for s in sorted(Severity, reverse=True)},
+        }
+
+
+def check(
+    files: Mapping[str, str],
+    launch: str = "",
+    model: str | Mapping[str, Any] | None = None,
+    on: str | Mapping[str, Any] | None = None,
+    ignore: Iterable[str] = (),
+) -> Report:
+    """Reads `files` (name -> text) together with the launch line and runs every check but those named in `ignore`.
+
+    `model` and `on` say what the files do not (a catalogue id, a config.json, a size; ``8xA100``). Raises `SpecError` where a name is unknown.
+    """
+    asked = {k: v for k, v in (("model", model), ("on", on)) if v}
+    return judge(read_setup(dict(files), launch, asked), ignore)
+
+
+def judge(setup: Setup, ignore: Iterable[str] = ()) -> Report:
+    """Every check on one setup. The order: severity, then file and line, then the check's number."""
+    left_out = {_known(name) for name in ignore}
+    found: dict[tuple[object, ...], Finding] = {}
+    for name, entry in CHECKS.items():
+        if name not in left_out:
+            for f in entry.run(setup):
+                found.setdefault((f.check, f.place, f.what), f)
+    return Report(setup, tuple(sorted(found.values(), key=lambda f: (-f.severity, f.place.file, f.place.line or 0, f.check, f.what))))
+
+
+def _known(name: str) -> str:
+    try:
+        return str(CHECKS[name].name)
+    except KeyError:
+        raise unknown("check", name, CHECKS, "--ignore") from None
