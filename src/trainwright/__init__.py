@@ -19,6 +19,7 @@ _HOME = {
     "schedule": "api",
     "collective_time": "api",
     "verify": "api",
+    "check": "",
     "lesson": "",
     "simulate": "",
 }

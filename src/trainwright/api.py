@@ -12,6 +12,7 @@ from .errors import SpecError, TrainwrightError, one_line
 from .spec.run import ClusterSection, RunSpec, validate
 
 if TYPE_CHECKING:
+    from .check.run import Report
     from .cost.estimate import Estimate
     from .emit import Options
     from .measure.calibrate import Profile
@@ -243,6 +244,24 @@ def emit(spec: Source, target: str, options: Options | None = None, *, catalog_f
     return files(run, target, options)
 
 
+def check(
+    files: Mapping[str, str | bytes],
+    *,
+    launch: str = "",
+    model: str | Mapping[str, Any] | None = None,
+    on: str | Mapping[str, Any] | None = None,
+    ignore: Iterable[str] = (),
+) -> Report:
+    """What is wrong with the configuration files of one run (name -> text), most severe first; nothing of them is run.
+
+    `launch` is the command that starts the run (it overrides the files), `model` and `on` (``8xA100``) what they do not say. `Report` has
+    `findings`, `has_errors`, `to_dict`. Raises `SpecError` where the model or the cluster is unknown.
+    """
+    from .check.run import check as checked
+
+    return checked(files, launch, model, on, ignore)
+
+
 def schedule(
     name: str,
     stages: int,
@@ -282,6 +301,7 @@ __all__ = [
     "ClusterSection",
     "Plans",
     "TrainwrightError",
+    "check",
     "collective_time",
     "emit",
     "estimate",

@@ -282,7 +282,7 @@ def _path(name: str) -> Path:
 
 
 def _value(values: Sequence[Text]) -> object:
-    found = [str(v) for v in values if not str(v).startswith("#")]
+    found = [str(v) for v in values if not str(v).startswith("#") and str(v).strip() != "\\"]
     found = [v[1:-1] if len(v) > 1 and v[0] == v[-1] and v[0] in "\"'" else v for v in found]
     return True if not found else found[0] if len(found) == 1 else found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class Report:
 
 
 def check(
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     launch: str = "",
     model: str | Mapping[str, Any] | None = None,
     on: str | Mapping[str, Any] | None = None,
@@ -48,7 +48,17 @@ def check(
     `model` and `on` say what the files do not (a catalogue id, a config.json, a size; ``8xA100``). Raises `SpecError` where a name is unknown.
     """
     asked = {k: v for k, v in (("model", model), ("on", on)) if v}
-    return judge(read_setup(dict(files), launch, asked), ignore)
+    return judge(read_setup(dict(_records(files)), launch, asked), ignore)
+
+
+def _records(files: Mapping[str, str | bytes]) -> Iterator[tuple[str, str | bytes]]:
+    """The files; each line of a ``.jsonl`` is a file of its own, named by its number."""
+    for name, raw in files.items():
+        if not name.endswith(".jsonl"):
+            yield name, raw
+            continue
+        text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+        yield from ((f"{name}:{n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
 def judge(setup: Setup, ignore: Iterable[str] = ()) -> Report:

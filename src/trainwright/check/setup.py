@@ -106,6 +106,11 @@ class Setup:
         return (r for r in self.readings if r.format in formats)
 
     @cached_property
+    def notes(self) -> dict[str, Any]:
+        """What a check worked out that others need too (the estimate)."""
+        return {}
+
+    @cached_property
     def views(self) -> tuple[View, ...]:
         """Every reading with its values by name; templates and broken files are left out, nobody can tell what they say."""
         from .view import View

@@ -151,14 +151,20 @@ def _alone(setup: Setup) -> Iterator[Finding]:
                 "(Trainer) or accumulates by this file alone (Accelerate).",
                 'Write "auto", or the same number in both.', put(view, key, "auto"),
             )  # fmt: skip
-    for view in setup.seen("trainer", "trl"):
-        config, steps_key = view.get("config_file"), view.get("gradient_accumulation_steps")
-        steps = whole(steps_key.value) if steps_key else None
-        if config and steps and steps > 1 and sum(1 for _ in setup.seen("accelerate")) == 0:
-            yield said(
-                view, steps_key, "K11", NOTE,
-                f"--gradient_accumulation_steps {steps} must be what {config.value} says too; that file was not given to this check.",
-                f"Check both together: trainwright check {view.document.name} {config.value}",
+    yield from _elsewhere(setup)
+
+
+def _elsewhere(setup: Setup) -> Iterator[Finding]:
+    """A command that accumulates and names a configuration which accumulates too, and was not given."""
+    given = {r.document.name.rpartition("/")[2] for r in setup.readings}
+    for view in setup.seen("accelerate"):
+        config = view.get("config_file")
+        name = str(config.value) if config else ""
+        fact = next((f for f in setup.facts("training.accumulation") if f.place.file == view.document.name), None)
+        steps = whole(fact.value) if fact else None
+        if fact and steps and steps > 1 and name and name.rpartition("/")[2] not in given:
+            yield about(
+                fact, "K11", NOTE, f"Accumulation {steps} must be what {name} says too; that file was not given to this check.", f"Check both together: trainwright check {view.document.name} {name}",
             )  # fmt: skip
 
 

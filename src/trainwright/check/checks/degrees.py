@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from ..findings import Check, Example, Finding, Severity
-from ..setup import Fact, Setup
+from ..setup import Fact, Place, Setup
 from ..view import View, as_number, whole
 from ._tools import BLOCKED, ERROR, NOTE, WARNING, about, data_ranks, degree, few, put, said, world, world_place
 
@@ -75,9 +76,8 @@ FACTORS = {"tp": ("TP", "TP_SIZE"), "pp": ("PP", "PP_SIZE"), "cp": ("CP", "CP_SI
 
 def _launched_formula(view: View) -> Iterator[Finding]:
     """A script that computes its process count from degrees, and leaves one of them out that it also sets."""
-    if view.document.syntax != "shell":
+    if view.document.syntax != "shell" or view.document.parent is not None:
         return
-    import re
 
     for number, line in enumerate(view.document.text.splitlines(), 1):
         hit = re.search(r"nproc[_-]per[_-]node[= ]+\"?\$\(\(([^)]*)\)\)", line)
@@ -93,10 +93,8 @@ def _launched_formula(view: View) -> Iterator[Finding]:
         if left_out or not known:
             missing = left_out[0] if left_out else "CP"
             yield Finding(
-                "K03", ERROR if left_out else WARNING, view.place().__class__(view.document.name, number),
-                f"The process count is {hit.group(1).strip()}: {missing} (context parallelism)" .replace("(context parallelism)", "" if missing[:2] != "CP" else "(context parallelism)").rstrip()
-                + " is not among its factors, so a run with it starts too few processes.",
-                f"Multiply by {missing}.",
+                "K03", ERROR if left_out else WARNING, Place(view.document.name, number),
+                f"The process count is {hit.group(1).strip()}: {missing} is not among its factors, so a run with it starts too few processes.", f"Multiply by {missing}.",
             )  # fmt: skip
 
 
@@ -246,9 +244,9 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
 
 def _microbatches(setup: Setup) -> tuple[int | None, Fact | None]:
     """Micro-batches that go through the pipeline in one piece, and the fact that decides them."""
-    inner = setup.fact("strategy.pipeline_micro_batch_size")
-    local, each = whole(setup.value("strategy.micro_batch_size")), whole(inner.value) if inner else None
-    if inner and each and local:
+    local = whole(setup.value("strategy.micro_batch_size"))
+    each = next((n for v in setup.seen("automodel") if (n := whole(v.value("pp_microbatch_size", "pp_batch_size")))), None)
+    if each and local:
         return max(1, local // each), setup.fact("strategy.micro_batch_size")
     said_steps = whole(setup.value("training.accumulation"))
     if said_steps:

@@ -6,19 +6,18 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from ...errors import nearest
 from ..document import Path
 from ..findings import Change, Check, Example, Finding
-from ..formats import FORMATS
+from ..known import keys as keys_of
 from ..setup import Setup
 from ..view import Value, View, plain
 from ._renamed import DEPRECATED, REMOVED, Table
 from ._tools import ERROR, NOTE, WARNING, drop, rename, said
 
 # Engines whose configuration reader refuses what it does not know; others drop it in silence.
-STRICT = ("deepspeed", "torchtitan", "nanotron", "megatron", "accelerate")
+STRICT = ("deepspeed", "torchtitan", "nanotron", "accelerate")
 NEIGHBOURS: Mapping[str, frozenset[str]] = {
     "deepspeed": frozenset((
         "zero_stage", "zero3_init_flag", "zero3_save_16bit_model", "offload_optimizer_device", "offload_param_device", "distributed_type",
@@ -81,25 +80,28 @@ def _removed(view: View) -> Iterator[Finding]:
         yield said(view, key, "K01", severity, f"{key.path[-1]} {when}.", f"Call it {new}." if new else "Remove it.", *changes)
 
 
+# Formats whose reader knows every key there is; a program's own arguments, and configurations that instantiate classes, may hold more.
+CLOSED = ("deepspeed", "accelerate", "torchtitan", "nanotron", "axolotl", "llama_factory")
+
+
 def _unread(view: View) -> Iterator[Finding]:
     """What the format's own schema does not know."""
     known = _known(view)
     for path in view.reading.unknown:
         name = plain(path[-1])
-        if name in NEIGHBOURS.get(view.format, ()) or name in _tables(view, DEPRECATED) or name.startswith("_") or _loss_scale(path):
+        if view.format not in CLOSED or name in NEIGHBOURS.get(view.format, ()) or name in _tables(view, DEPRECATED) or name.startswith("_") or _loss_scale(path):
             continue
         near = nearest(name, known) if known else []
         close = bool(near) and _similar(name, near[0])
-        strict = view.format in STRICT
-        severity = ERROR if strict and view.format == "deepspeed" and len(path) > 1 else WARNING if strict or close else NOTE
-        effect = "the engine refuses it" if severity is ERROR else "nothing reads it"
+        refused = view.format == "deepspeed" and len(path) > 1
+        effect = "the engine refuses it" if refused else "nothing reads it"
         changes = (Change(view.document.name, path, rename=near[0]),) if close else ()
+        severity = ERROR if refused else WARNING if close or view.format in STRICT else NOTE
         yield Finding("K01", severity, view.place(path), f"{path[-1]} is no key that {view.format} knows: {effect}.", f"Did you mean {near[0]}?" if near else "Remove it.", changes)
 
 
 def _known(view: View) -> frozenset[str]:
-    entry: Any = FORMATS.get(view.format)
-    return frozenset(plain(k) for k in getattr(entry, "known", ()) or ()) | vocabulary().get(view.format, frozenset())
+    return frozenset(plain(k) for names in keys_of(view.format).tables.values() for k in names) | vocabulary().get(view.format, frozenset())
 
 
 def _near_misses(view: View) -> Iterator[Finding]:

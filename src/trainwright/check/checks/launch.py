@@ -24,14 +24,15 @@ def counts(setup: Setup) -> Iterator[Finding]:
             )  # fmt: skip
     yield from _whole_world(setup)
     for view in setup.seen():
-        if view.document.syntax == "shell":
+        if view.document.syntax == "shell" and view.document.parent is None:
             yield from _script(view)
 
 
 def _others(facts: list[Fact]) -> Iterator[Fact]:
+    """Facts of other files than the winner's; a script's own branches and defaults are no contradiction."""
     seen = {whole(facts[0].value)} if facts else set()
     for fact in facts[1:]:
-        if whole(fact.value) not in seen:
+        if whole(fact.value) not in seen and fact.place.file != facts[0].place.file:
             seen.add(whole(fact.value))
             yield fact
 
@@ -124,7 +125,8 @@ def machines(setup: Setup) -> Iterator[Finding]:
         host = view.get("master_addr", "rdzv_endpoint")
         if nodes and nodes > 1 and host is not None and str(host.value).split(":")[0] in LOCAL:
             yield said(view, host, "K38", ERROR, f"{nodes} nodes meet at {host.value}, which is each of them.", "The head node's address.")
-        yield from _multi(view)
+        if view.document.parent is None:
+            yield from _multi(view)
 
 
 def _multi(view: View) -> Iterator[Finding]:

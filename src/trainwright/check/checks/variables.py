@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path as File
 
 from ...errors import nearest
 from ..document import Document
@@ -199,12 +200,17 @@ SCRIPT = re.compile(r"(?:python3?\s+(?:-\w+\s+)*|torchrun\s+.*?\s|accelerate\s+l
 
 def files(setup: Setup) -> Iterator[Finding]:
     """Files that a file refers to, among those that were given; on disk only where the file itself is."""
-    from pathlib import Path as File
-
-    given = {r.document.name for r in setup.readings}
+    given = sorted({File(r.document.name).name for r in setup.readings})
     for document in documents(setup):
         home = File(document.name)
-        if document.parent is not None or not home.is_file():
+        if document.parent is not None:
+            continue
+        for number, line in enumerate(document.text.splitlines()[:5000], 1):
+            for name in (n for n in _named(line) if "$" not in n and File(n).name not in given):
+                near = [g for g in nearest(File(name).name, given, 1) if _alike(g.rsplit(".", 1)[0], File(name).name.rsplit(".", 1)[0]) and g != home.name]
+                if near:
+                    yield Finding("K10", ERROR, Place(document.name, number), f"{name} is not among the files that were given; {near[0]} is.", f"Call it {near[0]}.")
+        if not home.is_file():
             continue
         for number, line in enumerate(document.text.splitlines()[:5000], 1):
             for name in _named(line):
@@ -229,8 +235,9 @@ def _named(line: str) -> list[str]:
 _TRAIN = "#!/bin/bash\n{}torchrun --nproc_per_node {} train.py --model_name_or_path gpt2 \\\n  --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --learning_rate 2e-5 --output_dir {}\n"
 CHECK = (
     Check(
-        "K10", "files that are referred to exist", files, Example({"train.sh": _TRAIN.format("", 8, "out").replace("train.py", "missing/train.py")}),
-        "error, where the file itself lies in a repository in which the other could be looked for", "a path that only exists where the job runs",
+        "K10", "files that are referred to exist", files,
+        Example({"train.sh": _TRAIN.format("", 8, "out --deepspeed configs/ds_zero_3.json"), "ds_zero3.json": '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}\n'}),
+        "error, where another file that was given is nearly called so, or the file lies in a repository that does not hold the other", "a path that only exists where the job runs",
     ),
     Check(
         "K19", "variables are set, spelt right, and somebody expands them", undefined, Example({"train.sh": _TRAIN.format("OUTPUT_DIR=out\n", 8, "$OUTPUTDIR")}),

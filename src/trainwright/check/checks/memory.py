@@ -1,0 +1,321 @@
+"""K04, K35, K42: does it fit, on the GPUs and in the host's memory, and is it far slower than these GPUs are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SpecError, TrainwrightError
+from ...units import format_bytes
+from ..findings import Check, Example, Finding, Severity
+from ..setup import Fact, Place, Setup
+from ..view import whole
+from ._tools import ERROR, NOTE, WARNING, degree, first_place, world
+from .names import catalogued
+
+if TYPE_CHECKING:
+    from ...cost.estimate import Estimate
+
+NUMBERS_OF = ("seq_len", "global_batch_size", "precision", "optimizer", "loss", "method", "lora_rank", "base_quantization", "gradient_dtype", "master_weights", "packing", "dropout")
+CHOICES_OF = (
+    "tp", "pp", "cp", "ep", "etp", "dp_replicate", "sharding", "sequence_parallel", "micro_batch_size", "virtual_stages", "recompute", "recompute_every", "attention", "offload",
+    "compile", "framework", "schedule",
+)  # fmt: skip
+USUAL = "H100-SXM-80GB"  # what a file that names no GPU is judged on, as a note
+
+
+def run_document(setup: Setup) -> tuple[dict[str, Any], list[str]] | None:
+    """The run spec that the files describe, and what had to be assumed; None where no model or no number of processes is known."""
+    model, assumed = _model(setup), []
+    gpu = _gpu(setup)
+    total = world(setup)
+    if model is None:
+        return None
+    if total is None:
+        total = _least_world(setup)
+        assumed.append(f"{total} GPUs")
+    if gpu is None:
+        gpu = USUAL
+        assumed.append(USUAL)
+    per_node = whole(setup.value("launch.gpus_per_node")) or min(8, total)
+    if total % per_node:
+        return None
+    training: dict[str, Any] = {k: v for k in NUMBERS_OF if (v := setup.value(f"training.{k}")) is not None}
+    strategy: dict[str, Any] = {k: v for k in CHOICES_OF if (v := setup.value(f"strategy.{k}")) is not None}
+    if any(v.on("grad_reduce_in_bf16") for v in setup.views):
+        training["gradient_dtype"] = "bf16"
+    if "seq_len" not in training:
+        training["seq_len"] = 2048
+        assumed.append("2,048 tokens a sequence")
+    rest = degree(setup, "tp") * degree(setup, "pp") * degree(setup, "cp")
+    ranks = total // rest if total % rest == 0 else None
+    if ranks is None:
+        return None
+    _batch(setup, training, strategy, ranks)
+    return {"model": model, "cluster": {"gpu": gpu, "nodes": total // per_node, "gpus_per_node": per_node}, "training": training, "strategy": strategy}, assumed
+
+
+def _least_world(setup: Setup) -> int:
+    """One node, or as many GPUs as the degrees need."""
+    need = degree(setup, "tp") * degree(setup, "pp") * degree(setup, "cp")
+    return -(-max(8, degree(setup, "ep") * degree(setup, "pp")) // need) * need
+
+
+def _batch(setup: Setup, training: dict[str, Any], strategy: dict[str, Any], ranks: int) -> None:
+    """A pipelined batch is cut into micro-batches; a global batch that does not divide is another check's."""
+    inner = next((n for v in setup.seen("automodel") if (n := whole(v.value("pp_microbatch_size")))), None)
+    if inner and degree(setup, "pp") > 1:
+        strategy["micro_batch_size"] = inner
+    micro = whole(strategy.get("micro_batch_size")) or 1
+    total = whole(training.get("global_batch_size"))
+    steps = whole(setup.value("training.accumulation")) or 1
+    if not total or total % (micro * ranks):
+        training["global_batch_size"] = micro * ranks * steps
+
+
+def _model(setup: Setup) -> Any:
+    asked = setup.asked.get("model")
+    if asked is not None:
+        return asked
+    name = setup.value("model.name")
+    if isinstance(name, str) and (found := catalogued(name)) is not None:
+        return found.name
+    return shape(setup)
+
+
+def shape(setup: Setup) -> dict[str, Any] | None:
+    """A config.json of the sizes that a script states: gated and rotary like Llama, or GPT-2's."""
+    width, layers, heads = (whole(setup.value(f"model.{k}")) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    if not width or not layers or not heads or width % heads:
+        return None
+    gated = any(v.on("swiglu", "gated_linear_unit") or str(v.value("activation", "activation_func")).lower() in ("swiglu", "fast-swiglu") for v in setup.views)
+    vocab = whole(setup.value("model.vocab_size")) or (32000 if gated else 50257)
+    length = whole(setup.value("model.max_position_embeddings")) or whole(setup.value("training.seq_len")) or 2048
+    if whole(setup.value("model.num_experts")):
+        return None
+    if gated:
+        kv = whole(setup.value("model.num_key_value_heads")) or heads
+        return {
+            "model_type": "llama", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
+            "intermediate_size": whole(setup.value("model.intermediate_size")) or int(8 * width / 3), "vocab_size": vocab, "max_position_embeddings": length,
+        }  # fmt: skip
+    return {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocab, "n_positions": length, "n_inner": whole(setup.value("model.intermediate_size")) or 4 * width}
+
+
+GPU_WORDS = (
+    ("v100-32", "V100-SXM2-32GB"), ("v100-16", "V100-SXM2-16GB"), ("a100-80", "A100-SXM-80GB"), ("a100-40", "A100-SXM-40GB"), ("h100", "H100-SXM-80GB"), ("h200", "H200-SXM-141GB"),
+    ("mi300x", "MI300X"), ("mi355x", "MI355X"), ("mi325x", "MI325X"), ("b200", "B200"), ("a100", "A100-SXM-80GB"), ("v100", "V100-SXM2-32GB"),
+)  # fmt: skip
+
+
+def _gpu(setup: Setup) -> str | Mapping[str, Any] | None:
+    """As asked, as a file states it, as a scheduler's constraint or the file's path names it."""
+    from ...catalog.load import load_gpu
+    from ...spec.run import parse_cluster
+
+    on = setup.asked.get("on")
+    if isinstance(on, str):
+        return str(parse_cluster(on)["gpu"]) if "x" in on else on
+    if isinstance(on, Mapping):
+        return on.get("gpu")
+    words = [str(setup.value(k) or "") for k in ("cluster.gpu", "cluster.constraint")] + [r.document.name for r in setup.readings[:1]]
+    for word in words:
+        for part, gpu in GPU_WORDS:
+            if re.search(rf"(?<![a-z0-9]){part}(?![a-z0-9]|-\d)", word.lower()) or (part[-2:].isdigit() and part in word.lower()):
+                try:
+                    return load_gpu(gpu).id
+                except TrainwrightError:
+                    continue
+    return None
+
+
+def estimated(setup: Setup) -> tuple[Estimate, list[str]] | None:
+    """The estimate of the run that the files describe; None where they do not describe one, or one that cannot run (other checks say why)."""
+    found = run_document(setup)
+    if found is None:
+        return None
+    document, assumed = found
+    try:
+        return _estimate(document), assumed
+    except (SpecError, TrainwrightError):
+        return None
+
+
+def _estimate(document: dict[str, Any]) -> Estimate:
+    from ...cost.estimate import evaluate
+    from ...cost.table import PlanTable
+    from ...resolve import resolve
+    from ...search.constraints import check_plan
+    from ...spec.run import validate
+
+    run = resolve(validate(document))
+    check_plan(run.model, run.cluster, run.job, run.plan)
+    return evaluate(run.model, run.cluster, run.job, PlanTable.from_plans([run.plan])).row(0, run.filled, assumed=run.assumed)
+
+
+def _cached(setup: Setup) -> tuple[Estimate, list[str]] | None:
+    """One estimate for all checks of one setup."""
+    notes = setup.notes
+    if "estimate" not in notes:
+        notes["estimate"] = estimated(setup)
+    found: tuple[Estimate, list[str]] | None = notes["estimate"]
+    return found
+
+
+def _where(setup: Setup) -> Place:
+    fact: Fact | None = next((f for n in ("strategy.micro_batch_size", "training.global_batch_size", "model.name", "model.hidden_size") if (f := setup.fact(n))), None)
+    return fact.place if fact else first_place(setup)
+
+
+SURELY = 1.3  # what is assumed (length, GPU) may be off by that much
+
+
+def fits(setup: Setup) -> Iterator[Finding]:
+    found = _cached(setup)
+    if found is None:
+        return
+    estimate, assumed = found
+    memory = estimate.memory_dict()
+    if memory["verdict"] == "fits":
+        return
+    said = bool(setup.asked.get("on"))
+    over = estimate.device_bytes > SURELY * estimate.capacity_bytes
+    severity: Severity = (ERROR if said else WARNING if over else NOTE) if memory["verdict"] == "no" else WARNING if said else NOTE
+    breakdown = sorted(memory["breakdown"].items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in breakdown if v)
+    cluster = estimate.cluster
+    sure = f" (assumed: {', '.join(assumed)})" if assumed else ""
+    yield Finding(
+        "K04", severity, _where(setup),
+        f"{'Does not fit' if memory['verdict'] == 'no' else 'Fits with no margin'}: {format_bytes(estimate.device_bytes)} of {format_bytes(estimate.capacity_bytes)} on each of {cluster.gpus} {cluster.gpu.id}{sure}; "
+        f"the peak is in {memory['peak_phase']} ({parts}).",
+        lever(estimate) or "More GPUs, or a larger share of offload.",
+    )  # fmt: skip
+
+
+LEVERS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("full recomputation (gradient checkpointing)", {"strategy": {"recompute": "full"}}),
+    ("half the micro-batch", {}),
+    ("a fused or chunked loss", {"training": {"loss": "chunked"}}),
+    ("ZeRO-3 / FSDP", {"strategy": {"sharding": "zero3"}}),
+    ("full recomputation and a micro-batch of 1", {"strategy": {"recompute": "full", "micro_batch_size": 1}}),
+    ("the optimizer in host memory", {"strategy": {"offload": "optimizer-cpu"}}),
+    ("parameters and optimizer in host memory", {"strategy": {"offload": "params-cpu", "sharding": "zero3"}}),
+    ("LoRA", {"training": {"method": "lora"}}),
+)
+
+
+def lever(estimate: Estimate) -> str:
+    """The first change, from the cheapest on, with which it fits, and what it then takes."""
+    spec = dict(estimate.spec)
+    for words, change in LEVERS:
+        changed = {k: {**spec[k], **change.get(k, {})} if isinstance(spec[k], dict) else spec[k] for k in spec}
+        if words == "half the micro-batch":
+            micro = estimate.plan.micro_batch_size
+            if micro < 2 or micro % 2:
+                continue
+            changed["strategy"] = {**changed["strategy"], "micro_batch_size": micro // 2}
+        if changed == spec or (changed["strategy"].get("recompute") == "full" and not estimate.plan.structure.recompute == "full" and "recompute_modules" in changed["strategy"]):
+            continue
+        for derived in ("dp_replicate", "dp_shard", "dp"):
+            if "sharding" in change.get("strategy", {}):
+                changed["strategy"].pop(derived, None)
+        try:
+            after = _estimate(changed)
+        except TrainwrightError:
+            continue
+        if after.fits and after.device_bytes < estimate.device_bytes:
+            return f"{words[0].upper()}{words[1:]}: {format_bytes(after.device_bytes)}."
+    return ""
+
+
+def host(setup: Setup) -> Iterator[Finding]:
+    """Memory and disk of a node: what offload holds, and what loading takes."""
+    found = _cached(setup)
+    if found is None:
+        return
+    estimate, assumed = found
+    memory, cluster = estimate.memory_dict(), estimate.cluster
+    need, have = memory["host_bytes_per_node"], cluster.host_memory_bytes
+    if need and have and need > have:
+        yield Finding(
+            "K35", ERROR if setup.asked.get("on") else WARNING, _place_of(setup, "strategy.offload"), f"Offload holds {format_bytes(need)} in the memory of a node that has {format_bytes(have)}.",
+            "Offload the optimizer only, use NVMe, or more nodes.",
+        )  # fmt: skip
+    elif need and not have:
+        yield Finding("K35", NOTE, _place_of(setup, "strategy.offload"), f"Offload holds {format_bytes(need)} in the memory of each node.", "")
+    disk, space = memory["nvme_bytes_per_node"], cluster.nvme_bytes
+    if disk and space and disk > space:
+        yield Finding("K35", WARNING, _place_of(setup, "strategy.offload"), f"{format_bytes(disk)} of NVMe are needed a node, {format_bytes(space)} are there.", "More nodes, or less on disk.")
+    if have and not any(v.on("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading", "low_cpu_mem_usage") for v in setup.views):
+        weights = estimate.model.parameters * 2
+        sharded = str(setup.value("strategy.framework")) in ("fsdp1", "fsdp2")
+        if sharded and weights * cluster.gpus_per_node > have and any(v.format in ("accelerate", "trainer", "trl", "axolotl") for v in setup.views):
+            yield Finding(
+                "K35", WARNING, _where(setup), f"Every process loads the whole model first: {cluster.gpus_per_node} x {format_bytes(weights)} in a node of {format_bytes(have)}.",
+                "fsdp_cpu_ram_efficient_loading: true with fsdp_sync_module_states: true.",
+            )  # fmt: skip
+
+
+def _place_of(setup: Setup, name: str) -> Place:
+    fact = setup.fact(name)
+    return fact.place if fact else _where(setup)
+
+
+FAR = 0.5  # of what the same model reaches on the same GPUs with the usual choices
+
+
+def speed(setup: Setup) -> Iterator[Finding]:
+    """Far under what these GPUs give others with the same model, and which choice costs it. Only where model and cluster were asked about or stated."""
+    found = _cached(setup)
+    if found is None or found[1]:
+        return
+    estimate, _ = found
+    now = estimate.mfu
+    spec = dict(estimate.spec)
+    structure = estimate.plan.structure
+    tried: list[tuple[str, Any]] = []
+    for words, change in (
+        ("FlashAttention", {"attention": "flash"}), ("no recomputation", {"recompute": "none"}), ("a larger micro-batch", {"micro_batch_size": 4 * estimate.plan.micro_batch_size}),
+        ("no offload", {"offload": "none"}), ("tensor parallelism 1", {"tp": 1}),
+    ):  # fmt: skip
+        if all(spec["strategy"].get(k) == v for k, v in change.items()) or (structure.attention == "flash" and "attention" in change):
+            continue
+        strategy = {k: v for k, v in {**spec["strategy"], **change}.items() if k not in ("dp", "dp_replicate", "dp_shard")}
+        training = dict(spec["training"])
+        try:
+            after = _estimate({**spec, "strategy": strategy, "training": training})
+        except TrainwrightError:
+            continue
+        if after.fits and after.mfu > now * 1.15:
+            tried.append((words, after.mfu))
+    best = max(tried, key=lambda t: t[1], default=None)
+    if best and (now < best[1] * (1 - FAR / 2) or now < 0.2):
+        yield Finding(
+            "K42", NOTE if now >= 0.2 else WARNING, _where(setup), f"{now:.0%} of the peak of {estimate.cluster.gpu.id}; {best[0]} would bring {best[1]:.0%} and still fit.", f"{best[0][0].upper()}{best[0][1:]}.",
+        )  # fmt: skip
+    elif now < 0.2:
+        shares = sorted(estimate.to_dict()["time"]["breakdown"].items(), key=lambda item: -item[1])[:3]
+        total = estimate.step_s
+        yield Finding("K42", NOTE, _where(setup), f"{now:.0%} of the peak of {estimate.cluster.gpu.id}: the step goes to " + ", ".join(f"{k} {v / total:.0%}" for k, v in shares) + ".")
+
+
+_ARGS = "model_name_or_path: meta-llama/Llama-3.1-8B\nbf16: true\nper_device_train_batch_size: {}\ngradient_accumulation_steps: 2\nlearning_rate: 1.0e-5\noutput_dir: out\nnum_train_epochs: 1\nmax_length: 4096\n{}"
+CHECK = (
+    Check(
+        "K04", "memory of a GPU", fits, Example({"args.yaml": _ARGS.format(8, "")}, on="8xA100-40GB"),
+        "error where it does not fit on the GPUs that were named; warning where they were assumed or nothing is left over",
+    ),
+    Check(
+        "K35", "memory of the host", host,
+        Example({"args.yaml": _ARGS.format(1, "gradient_checkpointing: true\ndeepspeed: ds.json\n").replace("8B", "70B"),
+                 "ds.json": '{\n  "train_micro_batch_size_per_gpu": "auto",\n  "train_batch_size": "auto",\n  "gradient_accumulation_steps": "auto",\n  "bf16": {"enabled": "auto"},\n'
+                 '  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}\n}\n'}, on="1xA100-80GB"),
+        "error where a node has less than offload holds; note with what it holds",
+    ),
+    Check(
+        "K42", "speed against what these GPUs give", speed, Example({"args.yaml": _ARGS.format(1, "attn_implementation: eager\ngradient_checkpointing: true\nfsdp: full_shard auto_wrap\n")}, on="8xH100"),
+        "warning below 20 % of the peak with a better choice at hand; note otherwise",
+    ),
+)  # fmt: skip

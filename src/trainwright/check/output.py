@@ -1,0 +1,90 @@
+"""A report as text for people, annotations for GitHub, SARIF for code scanning, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .checks import CHECKS
+from .findings import LABELS, Finding, Severity
+from .run import Report
+
+FORMS = ("text", "github", "sarif", "json")
+GITHUB: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+SARIF: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "warning", Severity.WARNING: "warning", Severity.NOTE: "note"}
+
+
+def text(report: Report) -> str:
+    """One finding a paragraph: place, severity, check, what happens, what mends it."""
+    lines = []
+    for f in report.findings:
+        lines.append(f"{f.place}: {LABELS[f.severity]} {f.check}: {f.what}")
+        if f.mend:
+            lines.append(f"    {f.mend}")
+    lines.append(summary(report))
+    return "\n".join(lines) + "\n"
+
+
+def summary(report: Report) -> str:
+    """``2 files (deepspeed, trainer): 1 error, 2 warnings``."""
+    readings = [r for r in report.setup.readings if r.document.parent is None]
+    kinds = ", ".join(dict.fromkeys(r.format for r in report.setup.readings))
+    counts = [(LABELS[s], sum(f.severity is s for f in report.findings)) for s in sorted(Severity, reverse=True)]
+    said = ", ".join(f"{n} {word if n == 1 or ' ' in word else word + 's'}" for word, n in counts if n) or "nothing found"
+    return f"{len(readings)} file{'' if len(readings) == 1 else 's'} ({kinds}): {said}"
+
+
+def github(report: Report) -> str:
+    """Workflow commands that annotate the lines of a pull request."""
+    return "".join(
+        f"::{GITHUB[f.severity]} file={_property(f.place.file)},line={f.place.line or 1},title={f.check}::{_data(f'{f.what} {f.mend}'.strip())}\n"
+        for f in report.findings
+    )
+
+
+def _data(message: str) -> str:
+    return message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(value: str) -> str:
+    return _data(value).replace(":", "%3A").replace(",", "%2C")
+
+
+def sarif(report: Report) -> dict[str, Any]:
+    """SARIF 2.1.0, with fixes in words."""
+    from .. import __version__
+
+    used = sorted({f.check for f in report.findings})
+    rules = [{"id": name, "name": name, "shortDescription": {"text": CHECKS[name].title}} for name in used]
+    driver = {"name": "trainwright", "version": __version__, "informationUri": "https://pypi.org/project/trainwright", "rules": rules}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": [_result(f, used) for f in report.findings]}],
+    }
+
+
+def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
+    location = {"artifactLocation": {"uri": finding.place.file}, "region": {"startLine": finding.place.line or 1}}
+    return {
+        "ruleId": finding.check,
+        "ruleIndex": rules.index(finding.check),
+        "level": SARIF[finding.severity],
+        "message": {"text": f"{finding.what} {finding.mend}".strip()},
+        "locations": [{"physicalLocation": location}],
+    }
+
+
+def render(report: Report, form: str) -> str:
+    """The report in one of `FORMS`."""
+    if form == "github":
+        return github(report)
+    if form == "text":
+        return text(report)
+    return json.dumps(sarif(report) if form == "sarif" else report.to_dict(), indent=2) + "\n"
+
+
+def listing() -> Iterable[tuple[str, str, str]]:
+    """(id, title, severity) of every check, in order."""
+    return ((c.name, c.title, c.severity) for _, c in sorted(CHECKS.items()))

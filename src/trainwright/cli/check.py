@@ -1,0 +1,116 @@
+"""``trainwright check FILE...``: what is wrong with a configuration, before a GPU is rented."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import SpecError, unknown
+
+if TYPE_CHECKING:
+    from ..check.run import Report
+
+MOST_BYTES = 20_000_000
+
+
+def check(
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Files of one run, - for stdin.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A catalogue id, a config.json, a size such as 7B.", show_default=False)] = None,
+    on: Annotated[str | None, typer.Option("--on", help="GPUs and their kind: 64xH100, 8xA100-40GB.", show_default=False)] = None,
+    launch: Annotated[str, typer.Option("--launch", help="The command that starts the run; it overrides the files.", show_default=False)] = "",
+    fix: Annotated[bool, typer.Option("--fix", help="Write the mended file; comments and layout stay.")] = False,
+    output: Annotated[str, typer.Option("-o", "--output", help="With --fix and one file: write there.", show_default=False)] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file that -o names.")] = False,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="A check to leave out: K33.", show_default=False)] = None,
+    form: Annotated[str, typer.Option("--format", help="text, github, sarif, json.")] = "text",
+    json_: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    about: Annotated[str, typer.Option("--about", help="Show what a check looks for, with a faulty file: K05.", show_default=False)] = "",
+) -> int:
+    """Say what is wrong with the files of a run, most severe first, with the line and the smallest change that mends it.
+
+    Reads DeepSpeed, Accelerate, Trainer, TRL, axolotl, LLaMA-Factory, Megatron, NeMo, torchtitan, GPT-NeoX, nanotron, Slurm, Kubernetes, SkyPilot
+    files and more, by content; several files and the launch line are judged together. Nothing is run. Exit status 1 where an error is found.
+
+    Example: trainwright check --about K05
+    """
+    from ..api import check as checked
+    from ..check.output import FORMS, render
+
+    form = "json" if json_ else form
+    if form not in FORMS:
+        raise unknown("format", form, FORMS, "--format")
+    if about:
+        return _about(about)
+    if not files:
+        raise SpecError("which files? none are named", "check", ["trainwright check ds_config.json"])
+    texts = {("stdin" if name == "-" else name): _read(name) for name in files}
+    report = checked(texts, launch=launch, model=model, on=on, ignore=ignore or ())
+    sys.stdout.write(render(report, form))
+    if fix:
+        _fix(report, list(texts), output, force)
+    elif output:
+        raise SpecError("is for --fix", "--output")
+    return 1 if report.has_errors else 0
+
+
+def _read(name: str) -> bytes:
+    """A file's bytes; its text is the reader's matter, its size and its being there are not."""
+    if name == "-":
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    path = Path(name)
+    if path.is_dir():
+        raise SpecError("is a folder, a file is needed", name)
+    try:
+        with path.open("rb") as f:
+            data = f.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", name[:200]) from None
+    if len(data) > MOST_BYTES:
+        raise SpecError(f"is larger than {MOST_BYTES:,} bytes: no configuration", name)
+    return data
+
+
+def _fix(report: Report, names: list[str], output: str, force: bool) -> None:
+    """Writes every file that changes; what could not be changed is said on stderr."""
+    from ..check.fix import mend
+    from ..check.read import read_document
+    from .output import write_text
+
+    if output and len(names) > 1:
+        raise SpecError("names one file, and several are checked", "--output")
+    if output and Path(output).exists() and not force and Path(output).resolve() != Path(names[0]).resolve():
+        raise SpecError("exists already", output, ["--force", "another name"])
+    heads = {r.document.name: r.document for r in report.setup.readings if r.document.parent is None and r.document.name in names}
+    for name, document in heads.items():
+        mended = mend(document, report.findings, read_document)
+        for finding in mended.left:
+            print(f"{finding.place}: {finding.check} is left: its change does not fit into the file's layout", file=sys.stderr)
+        if mended.text == document.text and not output:
+            continue
+        if name == "stdin" and not output:
+            raise SpecError("standard input has no file to mend", "--fix", ["-o FILE"])
+        target = write_text(output or name, mended.text)
+        print(f"wrote {target}: {len(mended.applied)} mended", file=sys.stderr)
+
+
+def _about(name: str) -> int:
+    from ..api import check as checked
+    from ..check.checks import CHECKS
+    from ..check.output import render
+
+    entry = CHECKS.get_or_raise(name, "--about")
+    print(f"{entry.name}  {entry.title}\nSeverity: {entry.severity}." + (f"\nRight all the same: {entry.right}." if entry.right else ""))
+    for file, text in entry.example.files.items():
+        print(f"\n--- {file}\n{text.rstrip()}")
+    extra = [f"--{k} {v!r}" for k, v in (("launch", entry.example.launch), ("model", entry.example.model), ("on", entry.example.on)) if v]
+    print(f"\n$ trainwright check {' '.join([*entry.example.files, *extra])}")
+    report = checked(entry.example.files, launch=entry.example.launch, model=entry.example.model or None, on=entry.example.on or None)
+    print(render(report, "text"), end="")
+    return 0
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)
