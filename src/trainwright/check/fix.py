@@ -61,7 +61,7 @@ def _apply(document: Document, text: str, change: Change, read: Read) -> str | N
     for candidate in edits.get(now.syntax, lambda d, c: ())(now, change):
         try:
             after = read(document.name, candidate)
-        except Exception:  # noqa: BLE001, S112  - a candidate that does not even read is no edit
+        except Exception:
             continue
         if after.data == wanted and not any(p.fatal for p in after.problems):
             return candidate
@@ -180,7 +180,9 @@ def _block_end(lines: list[str], index: int) -> int:
     while end < len(lines):
         line = lines[end]
         bare = line.strip()
-        if bare and (len(line) - len(line.lstrip()) < depth or (len(line) - len(line.lstrip()) == depth and not bare.startswith(("- ", "]", "}")))):
+        if bare and (
+            len(line) - len(line.lstrip()) < depth or (len(line) - len(line.lstrip()) == depth and not bare.startswith(("- ", "]", "}")))
+        ):
             break
         end += 1
     while end > index + 1 and not lines[end - 1].strip():

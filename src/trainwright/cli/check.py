@@ -18,9 +18,13 @@ MOST_BYTES = 20_000_000
 
 def check(
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Files of one run, - for stdin.", show_default=False)] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A catalogue id, a config.json, a size such as 7B.", show_default=False)] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A catalogue id, a config.json, a size such as 7B.", show_default=False)
+    ] = None,
     on: Annotated[str | None, typer.Option("--on", help="GPUs and their kind: 64xH100, 8xA100-40GB.", show_default=False)] = None,
-    launch: Annotated[str, typer.Option("--launch", help="The command that starts the run; it overrides the files.", show_default=False)] = "",
+    launch: Annotated[
+        str, typer.Option("--launch", help="The command that starts the run; it overrides the files.", show_default=False)
+    ] = "",
     fix: Annotated[bool, typer.Option("--fix", help="Write the mended file; comments and layout stay.")] = False,
     output: Annotated[str, typer.Option("-o", "--output", help="With --fix and one file: write there.", show_default=False)] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the file that -o names.")] = False,

@@ -32,7 +32,8 @@ REMOVED: Mapping[str, Table] = {
         "gradient_checkpointing_use_reentrant": ("gradient_checkpointing_kwargs", "TRL 0.24"), "use_liger": ("use_liger_kernel", "TRL 0.16"),
         "use_liger_loss": ("use_liger_kernel", "TRL 0.25"), "vllm_device": ("", "TRL 0.18"), "vllm_dtype": ("", "TRL 0.18"),
         "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.18"), "num_updates": ("", "TRL 0.12"), "rloo_k": ("num_generations", "TRL 0.22"),
-        "rpo_alpha": ("loss_weights", "TRL 0.27"), "label_pad_token_id": ("", "TRL 0.24"), "is_encoder_decoder": ("", "TRL 0.27"), "reference_free": ("", "TRL 0.27"), "ref_model_init_kwargs": ("model_init_kwargs", "TRL 0.27"),
+        "rpo_alpha": ("loss_weights", "TRL 0.27"), "label_pad_token_id": ("", "TRL 0.24"), "is_encoder_decoder": ("", "TRL 0.27"),
+            "reference_free": ("", "TRL 0.27"), "ref_model_init_kwargs": ("model_init_kwargs", "TRL 0.27"),
     },
     "trainer": {
         "sharded_ddp": ("fsdp", "transformers 4.34"), "no_cuda": ("use_cpu", "transformers 5.0"),
@@ -49,7 +50,8 @@ REMOVED: Mapping[str, Table] = {
         "warmup": ("lr_warmup_fraction", "Megatron-LM 2.2"), "batch_size": ("micro_batch_size", "Megatron-LM 2.2"),
         "expert_parallel": ("expert_model_parallel_size", "Megatron-Core 0.5"), "moe_extended_tp": ("expert_tensor_parallel_size", "Megatron-Core 0.10"),
         "fp8_e4m3": ("fp8_format", "Megatron-Core 0.3"), "fp8_hybrid": ("fp8_format", "Megatron-Core 0.3"),
-        "use_checkpoint_lr_scheduler": ("use_checkpoint_opt_param_scheduler", "Megatron-LM 3.0"), "moe_layer_recompute": ("recompute_modules", "Megatron-Core 0.13"),
+        "use_checkpoint_lr_scheduler": ("use_checkpoint_opt_param_scheduler", "Megatron-LM 3.0"), "moe_layer_recompute": ("recompute_modules",
+            "Megatron-Core 0.13"),
         "encoder_tensor_model_parallel_size": ("tensor_model_parallel_size", "Megatron-Core 0.14"),
         "encoder_pipeline_model_parallel_size": ("pipeline_model_parallel_size", "Megatron-Core 0.14"),
         "pipeline_model_parallel_split_rank": ("", "Megatron-Core 0.12"), "use_custom_fsdp": ("use_megatron_fsdp", "Megatron-Core 0.13"),
@@ -60,14 +62,17 @@ REMOVED: Mapping[str, Table] = {
         "interleaved_rotary": ("rope_interleaved", "nanotron 0.4"), "push_to_hub_interval": ("", "nanotron 0.5"),
     },
     "torchtitan": {
-        "data_parallel_degree": ("data_parallel_shard_degree", "0.0.3"), "data_parallel_type": ("", "0.0.3"), "pipeline_parallel_split_points": ("module_fqns_per_model_part", "0.1.1"),
+        "data_parallel_degree": ("data_parallel_shard_degree", "0.0.3"), "data_parallel_type": ("", "0.0.3"),
+            "pipeline_parallel_split_points": ("module_fqns_per_model_part", "0.1.1"),
         "tokenizer_path": ("hf_assets_path", "0.1.1"), "enable_first_step_checkpoint": ("", "0.2"), "enable_fp8_linear": ("converters", "0.0.3"),
         "enable_float8_linear": ("converters", "0.1"), "early_step_in_backward": ("name", "0.2"), "norm_type": ("", "0.1"), "interval_type": ("", "0.1"),
         "lr_min": ("min_lr_factor", "0.1.1"), "model_weights_only": ("last_save_model_only", "0.1.1"), "enable_checkpoint": ("enable", "0.2"),
         "profile_every_x_iter": ("profile_freq", "0.0.2"), "fp8_linear": ("converters", "0.0.3"),
     },
     "axolotl": {
-        "lora_rank": ("lora_r", ""), "wandb_run_id": ("wandb_name", "0.4"), "batch_size": ("micro_batch_size", "0.4"), "noisy_embedding_alpha": ("neftune_noise_alpha", "0.4"), "sharegpt_simple": ("", "0.5"), "flash_attn_fuse_qkv": ("", "0.13"), "dpo_beta": ("rl_beta", "0.6"), "vllm_device": ("vllm", "0.9"),
+        "lora_rank": ("lora_r", ""), "wandb_run_id": ("wandb_name", "0.4"), "batch_size": ("micro_batch_size", "0.4"),
+            "noisy_embedding_alpha": ("neftune_noise_alpha", "0.4"), "sharegpt_simple": ("", "0.5"), "flash_attn_fuse_qkv": ("", "0.13"),
+                "dpo_beta": ("rl_beta", "0.6"), "vllm_device": ("vllm", "0.9"),
         "load_in_16bit": ("", "0.4"), "peft_adapter": ("adapter", "0.3"),
     },
     "accelerate": {
@@ -96,12 +101,15 @@ DEPRECATED: Mapping[str, Table] = {
     },
     "megatron": {
         "checkpoint_activations": ("recompute_activations", "Megatron-LM 3.0"),
-        "activations_checkpoint_method": ("recompute_method", "Megatron-LM 3.0"), "activations_checkpoint_num_layers": ("recompute_num_layers", "Megatron-LM 3.0"),
-        "distribute_checkpointed_activations": ("distribute_saved_activations", "Megatron-LM 3.0"), "no_async_tensor_model_parallel_allreduce": ("", "Megatron-Core 0.16"),
+        "activations_checkpoint_method": ("recompute_method", "Megatron-LM 3.0"), "activations_checkpoint_num_layers": ("recompute_num_layers",
+            "Megatron-LM 3.0"),
+        "distribute_checkpointed_activations": ("distribute_saved_activations", "Megatron-LM 3.0"), "no_async_tensor_model_parallel_allreduce": ("",
+            "Megatron-Core 0.16"),
         "data_impl": ("", "Megatron-LM 3.0"),
     },
         "llama_factory": {"evaluation_strategy": ("eval_strategy", "transformers 4.46"),},
     "axolotl": {
-        "evaluation_strategy": ("eval_strategy", "0.5"), "flash_attention": ("attn_implementation", "0.13"), "fsdp_final_state_dict_type": ("fsdp_config.final_state_dict_type", "0.11"),
+        "evaluation_strategy": ("eval_strategy", "0.5"), "flash_attention": ("attn_implementation", "0.13"),
+            "fsdp_final_state_dict_type": ("fsdp_config.final_state_dict_type", "0.11"),
     },
 }  # fmt: skip

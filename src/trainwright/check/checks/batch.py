@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..findings import Change, Check, Example, Finding
+from ..findings import Change, Check, Example, Finding, Severity
 from ..setup import Fact, Setup
 from ..view import View, whole
 from ._tools import BLOCKED, ERROR, NOTE, WARNING, about, data_ranks, degree, divisors, few, put, said, world
@@ -31,7 +31,7 @@ def _deepspeed(setup: Setup, view: View) -> Iterator[Finding]:
                 Change(view.document.name, ("train_micro_batch_size_per_gpu",), "auto"),
             )  # fmt: skip
         return
-    total, micro, steps = (whole(keys[k].value) if keys[k] else None for k in DEEPSPEED_KEYS)
+    total, micro, steps = (whole(k.value) if k else None for k in keys.values())
     automatic = [k for k, v in keys.items() if v is not None and v.value == "auto"]
     ranks = data_ranks(setup)
     if total and micro:
@@ -96,7 +96,7 @@ def _arithmetic(setup: Setup) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _certain(setup: Setup, fact: Fact) -> object:
+def _certain(setup: Setup, fact: Fact) -> Severity:
     """An error, unless the number of processes stands for a placeholder (one node of a model that needs many)."""
     total, rest = world(setup), degree(setup, "tp") * degree(setup, "pp") * degree(setup, "cp")
     return BLOCKED if not total or total < rest else ERROR
@@ -107,7 +107,9 @@ def _schedule(setup: Setup) -> Iterator[Finding]:
     ranks, micro = data_ranks(setup), whole(setup.value("strategy.micro_batch_size"))
     for view in setup.views:
         ramp = view.get("rampup_batch_size")
-        numbers = ramp.value.split() if ramp and isinstance(ramp.value, str) else ramp.value if ramp and isinstance(ramp.value, list) else []
+        numbers = (
+            ramp.value.split() if ramp and isinstance(ramp.value, str) else ramp.value if ramp and isinstance(ramp.value, list) else []
+        )
         if len(numbers) != 3 or not ranks or not micro:
             continue
         start, step = whole(numbers[0]), whole(numbers[1])
@@ -164,7 +166,8 @@ def _elsewhere(setup: Setup) -> Iterator[Finding]:
         steps = whole(fact.value) if fact else None
         if fact and steps and steps > 1 and name and name.rpartition("/")[2] not in given:
             yield about(
-                fact, "K11", NOTE, f"Accumulation {steps} must be what {name} says too; that file was not given to this check.", f"Check both together: trainwright check {view.document.name} {name}",
+                fact, "K11", NOTE, f"Accumulation {steps} must be what {name} says too; that file was not given to this check.", f"Check "
+                    f"both together: trainwright check {view.document.name} {name}",
             )  # fmt: skip
 
 

@@ -89,7 +89,10 @@ def _card(c: Claim) -> Iterator[tuple[str, str]]:
     named = re.search(r"(\d+)GB", str(c.table.get("gpu") or ""))
     capacity = float(named.group(1)) * GB if named else c.capacity_bytes
     if c.peak_bytes and capacity and c.peak_bytes > capacity * (1 + 0.074 * (named is None)):
-        yield "measured_peak_gb", f"A peak of {c.peak_bytes / GB:.1f} GB ({format_bytes(int(c.peak_bytes))}) on a card of {capacity / GB:.0f} GB."
+        yield (
+            "measured_peak_gb",
+            f"A peak of {c.peak_bytes / GB:.1f} GB ({format_bytes(int(c.peak_bytes))}) on a card of {capacity / GB:.0f} GB.",
+        )
 
 
 def _degrees(c: Claim) -> Iterator[tuple[str, str]]:
@@ -100,7 +103,7 @@ def _degrees(c: Claim) -> Iterator[tuple[str, str]]:
     said = {k: v for k, v in found.items() if v}
     product = math.prod(said.values())
     words = " x ".join(f"{k} {v}" for k, v in said.items())
-    if c.gpus and said and ("dp" in said and product != c.gpus or c.gpus % product):
+    if c.gpus and said and (("dp" in said and product != c.gpus) or c.gpus % product):
         yield "n_gpus", f"{words} = {product}, but the figure is for {c.gpus} GPUs."
 
 
@@ -124,7 +127,12 @@ def _least(c: Claim) -> tuple[float, str]:
         tokens = (whole(c.table.get("seq_len")) or 0) * (whole(c.table.get("micro_batch")) or 1)
         logits = tokens * (c.vocabulary or 0) * (2 + 4)  # 16-bit logits and their 32-bit copy for the loss
         kind = "a 4-bit" if base == 0.5 else "an 8-bit"
-        return n * base / split + logits, f"{kind} base ({n * base / GB:.1f} GB) and the logits of {tokens:,} tokens ({logits / GB:.1f} GB, unless the loss is fused)".replace("a", "A", 1)
+        return (
+            n * base / split + logits,
+            f"{kind} base ({n * base / GB:.1f} GB) and the logits of {tokens:,} tokens ({logits / GB:.1f} GB, unless the loss is fused)".replace(
+                "a", "A", 1
+            ),
+        )
     state = 1.0 if "8bit" in optimizer else 2.0
     moments = 0 if "sgd" in optimizer else 1 if "lion" in optimizer else 2
     stage = re.search(r"zero[-_ ]?([0-3])", strategy)
@@ -146,17 +154,30 @@ def _rates(c: Claim) -> Iterator[tuple[str, str]]:
         batch, length, step = (as_number(t.get(k)) for k in ("global_batch_size", "seq_len", "step_s"))
         implied = batch * length / step / c.gpus if batch and length and step and c.gpus else None
     if per_gpu and implied and abs(per_gpu / implied - 1) > PRECISE:
-        yield "tokens_per_s_per_gpu", f"Batch x length / step time / GPUs is {implied:.0f} tokens/s, but {per_gpu:.0f} are claimed: {_times(implied / per_gpu, c.gpus)}."
+        yield (
+            "tokens_per_s_per_gpu",
+            f"Batch x length / step time / GPUs is {implied:.0f} tokens/s, but {per_gpu:.0f} are claimed: {_times(implied / per_gpu, c.gpus)}.",
+        )
     ratio = as_number(t.get("reported_over_implied_tflops"))
     if ratio and abs(ratio - 1) > PRECISE:
-        yield "reported_over_implied_tflops", f"The TFLOP/s that are reported are {ratio:g} of what step time and batch imply: {_times(1 / ratio, c.gpus)}."
+        yield (
+            "reported_over_implied_tflops",
+            f"The TFLOP/s that are reported are {ratio:g} of what step time and batch imply: {_times(1 / ratio, c.gpus)}.",
+        )
     rate = as_number(t.get("tflops_per_gpu"))
     if rate and c.peak_flops and rate * 1e12 > MOST_MFU * c.peak_flops:
-        yield "tflops_per_gpu", f"{rate:g} TFLOP/s are {rate * 1e12 / c.peak_flops:.0%} of the dense peak of {t.get('gpu')}: no whole step reaches that."
+        yield (
+            "tflops_per_gpu",
+            f"{rate:g} TFLOP/s are {rate * 1e12 / c.peak_flops:.0%} of the dense peak of {t.get('gpu')}: no whole step reaches that.",
+        )
     if per_gpu and c.parameters and c.peak_flops:
         mfu, claimed_mfu = 6 * c.parameters * per_gpu / c.peak_flops, as_number(t.get("claimed_mfu"))
         if claimed_mfu and not 1 / 1.35 < claimed_mfu / mfu < 1.35:
-            yield "claimed_mfu", f"6 x {c.parameters / 1e9:.0f}e9 x {per_gpu:.1f} tokens/s is {mfu:.1%} of the peak of a GPU, not {claimed_mfu:.1%}: {_times(claimed_mfu / mfu, c.gpus)}."
+            yield (
+                "claimed_mfu",
+                f"6 x {c.parameters / 1e9:.0f}e9 x {per_gpu:.1f} tokens/s is {mfu:.1%} of the peak of a GPU, not {claimed_mfu:.1%}: "
+                f"{_times(claimed_mfu / mfu, c.gpus)}.",
+            )
         elif mfu > MOST_MFU:
             yield "tokens_per_s_per_gpu", f"The rate is {mfu:.0%} of the dense peak: no whole step reaches that."
 
@@ -172,7 +193,11 @@ def _two_gpus(c: Claim) -> Iterator[tuple[str, str]]:
     names = dict.fromkeys(re.findall(r"\b([ABHVL]\d{2,4}[SX]?|GB\d{3}|MI\d{3}X?)\b", str(c.table.get("gpu") or "")))
     if len(names) > 1:
         first, second = (_gpu(n) for n in list(names)[:2])
-        share = f": their dense peaks are {first.peak('bf16') / 1e12:.0f} and {second.peak('bf16') / 1e12:.0f} TFLOP/s, so a rate of one is impossible on the other" if first and second else ""
+        share = (
+            f": their dense peaks are {first.peak('bf16') / 1e12:.0f} and {second.peak('bf16') / 1e12:.0f} TFLOP/s, so a rate of one is impossible on the other"
+            if first and second
+            else ""
+        )
         yield "gpu", f"The figure names {' and '.join(names)}{share}."
 
 

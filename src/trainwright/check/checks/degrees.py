@@ -94,7 +94,8 @@ def _launched_formula(view: View) -> Iterator[Finding]:
             missing = left_out[0] if left_out else "CP"
             yield Finding(
                 "K03", ERROR if left_out else WARNING, Place(view.document.name, number),
-                f"The process count is {hit.group(1).strip()}: {missing} is not among its factors, so a run with it starts too few processes.", f"Multiply by {missing}.",
+                f"The process count is {hit.group(1).strip()}: {missing} is not among its factors, so a run with it starts too few "
+                f"processes.", f"Multiply by {missing}.",
             )  # fmt: skip
 
 
@@ -147,7 +148,13 @@ def _lists(view: View, count: int | None) -> Iterator[Finding]:
         number = whole(key.value)
         if number and number > count:
             yield said(
-                view, key, "K14", ERROR, f"{key.path[-1]} is {number}, but the model has {count} layers.", f"At most {count}.", put(view, key, count)
+                view,
+                key,
+                "K14",
+                ERROR,
+                f"{key.path[-1]} is {number}, but the model has {count} layers.",
+                f"At most {count}.",
+                put(view, key, count),
             )
         elif number and number == count and "offload" in str(key.path[-1]):
             yield said(
@@ -179,23 +186,49 @@ def heads(setup: Setup) -> Iterator[Finding]:
         )  # fmt: skip
     if count and number and number % tp:
         yield about(
-            count, "K15", ERROR, f"tp {tp} does not divide {number} attention heads.", f"Use tp {few(d for d in (1, 2, 4, 8, 16) if number % d == 0)}."
+            count,
+            "K15",
+            ERROR,
+            f"tp {tp} does not divide {number} attention heads.",
+            f"Use tp {few(d for d in (1, 2, 4, 8, 16) if number % d == 0)}.",
         )
     groups = setup.fact("model.num_key_value_heads")
     kv = whole(groups.value) if groups else None
     if groups and kv and number and number % kv:
-        yield about(groups, "K15", ERROR, f"{kv} key-value heads do not divide {number} attention heads.", f"Use {few(d for d in (1, 2, 4, 8, 16) if number % d == 0)}.")
+        yield about(
+            groups,
+            "K15",
+            ERROR,
+            f"{kv} key-value heads do not divide {number} attention heads.",
+            f"Use {few(d for d in (1, 2, 4, 8, 16) if number % d == 0)}.",
+        )
     elif groups and kv and kv % tp and tp % kv:
         yield about(
-            groups, "K15", ERROR, f"tp {tp} and {kv} key-value heads: neither divides the other.", f"Use tp {few(d for d in (1, 2, 4, 8, 16) if kv % d == 0)}."
+            groups,
+            "K15",
+            ERROR,
+            f"tp {tp} and {kv} key-value heads: neither divides the other.",
+            f"Use tp {few(d for d in (1, 2, 4, 8, 16) if kv % d == 0)}.",
         )
     elif groups and kv and kv < tp and framework not in ("megatron", None):
-        yield about(groups, "K15", WARNING, f"{kv} key-value heads over tp {tp}: every head is copied to {tp // kv} ranks.", f"Use tp {kv} or below.")
+        yield about(
+            groups,
+            "K15",
+            WARNING,
+            f"{kv} key-value heads over tp {tp}: every head is copied to {tp // kv} ranks.",
+            f"Use tp {kv} or below.",
+        )
     for name, word in (("model.intermediate_size", "MLP width"), ("model.hidden_size", "hidden size")):
         fact = setup.fact(name)
         value = whole(fact.value) if fact else None
         if fact and value and value % tp:
-            yield about(fact, "K15", ERROR, f"tp {tp} does not divide the {word} {value}.", f"Use tp {few(d for d in (1, 2, 4, 8, 16) if value % d == 0)}.")
+            yield about(
+                fact,
+                "K15",
+                ERROR,
+                f"tp {tp} does not divide the {word} {value}.",
+                f"Use tp {few(d for d in (1, 2, 4, 8, 16) if value % d == 0)}.",
+            )
     yield from _experts(setup)
 
 
@@ -231,7 +264,8 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             "K24", severity, place, f"{steps} micro-batches on {pp} pipeline stages: stages stand idle {bubble:.0%} of the time"
             + ("; the schedule needs at least one a stage." if needs else "."),
-            f"Give a step at least {pp} micro-batches ({4 * pp} keep the bubble near {(pp - 1) / (5 * pp - 1):.0%}): a smaller micro-batch, more accumulation or a smaller pp.",
+            f"Give a step at least {pp} micro-batches ({4 * pp} keep the bubble near {(pp - 1) / (5 * pp - 1):.0%}): a smaller micro-batch, "
+            f"more accumulation or a smaller pp.",
         )  # fmt: skip
     elif virtual > 1 and steps % pp:
         yield Finding(
@@ -239,7 +273,13 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
             f"Use {steps // pp * pp} or {(steps // pp + 1) * pp} micro-batches.",
         )  # fmt: skip
     elif bubble > 0.25:
-        yield Finding("K24", NOTE, place, f"{steps} micro-batches on {pp} stages: the bubble is {bubble:.0%} of the step.", f"{4 * pp} micro-batches bring it to {(pp - 1) / (5 * pp - 1):.0%}.")
+        yield Finding(
+            "K24",
+            NOTE,
+            place,
+            f"{steps} micro-batches on {pp} stages: the bubble is {bubble:.0%} of the step.",
+            f"{4 * pp} micro-batches bring it to {(pp - 1) / (5 * pp - 1):.0%}.",
+        )
 
 
 def _microbatches(setup: Setup) -> tuple[int | None, Fact | None]:
@@ -259,19 +299,27 @@ def _microbatches(setup: Setup) -> tuple[int | None, Fact | None]:
 
 def _megatron(name: str, *flags: str) -> Example:
     base = "--micro-batch-size 1 --seq-length 2048 --max-position-embeddings 2048 --lr 1e-4 --train-iters 1000 --bf16"
-    return Example({name: "#!/bin/bash\ntorchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\\n  " + " \\\n  ".join([*flags, *base.split(" --")[:1], *("--" + b for b in base.split(" --")[1:])]) + "\n"})
+    return Example(
+        {
+            name: "#!/bin/bash\ntorchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\\n  "
+            + " \\\n  ".join([*flags, *base.split(" --")[:1], *("--" + b for b in base.split(" --")[1:])])
+            + "\n"
+        }
+    )
 
 
 CHECK = (
     Check(
         "K03", "the number of processes is a multiple of tp x pp x cp and of ep x etp x pp", worlds,
-        _megatron("train.sh", "--num-layers 24", "--hidden-size 1024", "--num-attention-heads 16", "--global-batch-size 64", "--tensor-model-parallel-size 3", "--pipeline-model-parallel-size 2"),
+        _megatron("train.sh", "--num-layers 24", "--hidden-size 1024", "--num-attention-heads 16", "--global-batch-size 64",
+            "--tensor-model-parallel-size 3", "--pipeline-model-parallel-size 2"),
         "error where it does not divide; 'cannot run as written' where one node stands for many",
         "a stage count that divides nothing but the world size",
     ),
     Check(
         "K14", "layers over pipeline stages; counts of layers within the model", layers,
-        _megatron("train.sh", "--num-layers 30", "--hidden-size 1024", "--num-attention-heads 16", "--global-batch-size 64", "--pipeline-model-parallel-size 4"),
+        _megatron("train.sh", "--num-layers 30", "--hidden-size 1024", "--num-attention-heads 16", "--global-batch-size 64",
+            "--pipeline-model-parallel-size 4"),
         "error where Megatron stops or a count exceeds the layers; note where stages are uneven",
         "embedding and loss counted as layers, a shorter first or last stage, a layout string",
     ),

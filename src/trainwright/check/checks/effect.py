@@ -23,16 +23,26 @@ def _alone(setup: Setup, view: View) -> Iterator[Finding]:
     parallel = view.get("sequence_parallel")
     known_tp = setup.fact("strategy.tp") is not None
     if parallel is not None and truthy(parallel.value) and known_tp and tp == 1 and view.format not in ("axolotl",):
-        yield said(view, parallel, "K33", NOTE, "sequence_parallel has no effect at tensor parallelism 1.", "Remove it.", drop(view, parallel))
+        yield said(
+            view, parallel, "K33", NOTE, "sequence_parallel has no effect at tensor parallelism 1.", "Remove it.", drop(view, parallel)
+        )
     virtual = view.get("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
     if virtual is not None and (whole(virtual.value) or 1) > 1 and setup.fact("strategy.pp") is not None and pp == 1:
-        yield said(view, virtual, "K33", NOTE, f"{virtual.path[-1]} has no effect without pipeline stages.", "Remove it.", drop(view, virtual))
+        yield said(
+            view, virtual, "K33", NOTE, f"{virtual.path[-1]} has no effect without pipeline stages.", "Remove it.", drop(view, virtual)
+        )
     tied = view.get("tp_comm_overlap", "enable_async_tensor_parallel")
     if tied is not None and truthy(tied.value) and known_tp and tp == 1:
         yield said(view, tied, "K33", NOTE, f"{tied.path[-1]} has no effect at tensor parallelism 1.", "Remove it.", drop(view, tied))
     number = view.get("recompute_num_layers", "recompute_method")
     granularity = view.get("recompute_granularity")
-    if view.format == "megatron" and number is not None and granularity is not None and str(granularity.value) == "selective" and number.value not in (None, "null"):
+    if (
+        view.format == "megatron"
+        and number is not None
+        and granularity is not None
+        and str(granularity.value) == "selective"
+        and number.value not in (None, "null")
+    ):
         yield said(view, number, "K33", NOTE, f"{number.path[-1]} is read with full recomputation only.", "Remove it.", drop(view, number))
 
 
@@ -46,16 +56,44 @@ def _unused(view: View) -> Iterator[Finding]:
             yield said(view, least, "K33", NOTE, "fsdp_min_num_params is read by SIZE_BASED_WRAP only.", "Remove it.", drop(view, least))
         layer = view.get("fsdp_transformer_layer_cls_to_wrap")
         if policy is not None and layer is not None and layer.value and "SIZE" in str(policy.value).upper():
-            yield said(view, layer, "K33", NOTE, "fsdp_transformer_layer_cls_to_wrap is read by TRANSFORMER_BASED_WRAP only.", "Remove it.", drop(view, layer))
+            yield said(
+                view,
+                layer,
+                "K33",
+                NOTE,
+                "fsdp_transformer_layer_cls_to_wrap is read by TRANSFORMER_BASED_WRAP only.",
+                "Remove it.",
+                drop(view, layer),
+            )
         kind = str(view.value("distributed_type") or "").upper()
         for block, needs in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED"), ("megatron_lm_config", "MEGATRON_LM")):
             key = view.get(block)
             if key is not None and key.value and kind and kind != needs:
-                yield said(view, key, "K33", WARNING if kind != "NO" else NOTE, f"{block} has no effect: distributed_type is {kind}.", f"distributed_type: {needs}.")
+                yield said(
+                    view,
+                    key,
+                    "K33",
+                    WARNING if kind != "NO" else NOTE,
+                    f"{block} has no effect: distributed_type is {kind}.",
+                    f"distributed_type: {needs}.",
+                )
     if view.format in HF:
         evals, size = view.get("eval_steps", "evals_per_epoch"), view.get("val_set_size", "val_size")
-        if evals is not None and size is not None and as_number(size.value) == 0.0 and view.get("eval_dataset", "test_datasets") is None and as_number(evals.value):
-            yield said(view, evals, "K33", NOTE, f"{evals.path[-1]} has no effect: no data is kept for evaluation.", "Remove it, or keep some data.")
+        if (
+            evals is not None
+            and size is not None
+            and as_number(size.value) == 0.0
+            and view.get("eval_dataset", "test_datasets") is None
+            and as_number(evals.value)
+        ):
+            yield said(
+                view,
+                evals,
+                "K33",
+                NOTE,
+                f"{evals.path[-1]} has no effect: no data is kept for evaluation.",
+                "Remove it, or keep some data.",
+            )
         warm, kind_key = view.get("warmup_ratio"), view.get("lr_scheduler_type", "lr_scheduler")
         if warm is not None and as_number(warm.value) and kind_key is not None and str(kind_key.value) == "constant":
             yield said(view, warm, "K33", NOTE, "A constant schedule has no warm-up: warmup_ratio has no effect.", "constant_with_warmup.")
@@ -75,13 +113,27 @@ def _vllm(setup: Setup, view: View, total: int | None) -> Iterator[Finding]:
     share = view.get("vllm_gpu_memory_utilization", "gpu_memory_utilization")
     number = as_number(share.value) if share else None
     if on is not None and truthy(on.value) and mode == "colocate" and share is not None and number is not None and number > 0.6:
-        yield said(view, share, "K39", WARNING, f"vLLM takes {number:.0%} of every GPU that trains as well: states and activations share the rest.", "0.3 to 0.5 where they share.")
+        yield said(
+            view,
+            share,
+            "K39",
+            WARNING,
+            f"vLLM takes {number:.0%} of every GPU that trains as well: states and activations share the rest.",
+            "0.3 to 0.5 where they share.",
+        )
     actor, engines_, colocated = (view.get(n) for n in ("actor_num_gpus_per_node", "vllm_num_engines", "colocate_all_models"))
     count, width = (whole(engines_.value) if engines_ else None), whole(view.value("vllm_tensor_parallel_size")) or 1
     if actor and engines_ and count and whole(actor.value) and not (colocated and truthy(colocated.value)) and total:
         need = (whole(actor.value) or 0) * (whole(view.value("actor_num_nodes")) or 1) + count * width
         if need > total:
-            yield said(view, engines_, "K39", ERROR, f"Actor and {count} vLLM engines of {width} GPUs need {need} GPUs, {total} are there: they are counted twice.", "Lower one, or colocate them.")
+            yield said(
+                view,
+                engines_,
+                "K39",
+                ERROR,
+                f"Actor and {count} vLLM engines of {width} GPUs need {need} GPUs, {total} are there: they are counted twice.",
+                "Lower one, or colocate them.",
+            )
 
 
 def _server(view: View) -> Iterator[Finding]:
@@ -98,7 +150,13 @@ def _server(view: View) -> Iterator[Finding]:
             if f"{other}{gpu}" in seen:
                 from ..setup import Place
 
-                yield Finding("K39", ERROR, Place(view.document.name, number), f"GPU {gpu} is given to the server and to the trainer (line {seen[f'{other}{gpu}']}).", "Give them different GPUs.")
+                yield Finding(
+                    "K39",
+                    ERROR,
+                    Place(view.document.name, number),
+                    f"GPU {gpu} is given to the server and to the trainer (line {seen[f'{other}{gpu}']}).",
+                    "Give them different GPUs.",
+                )
                 return
             seen[f"{kind}{gpu}"] = number
 
@@ -106,13 +164,15 @@ def _server(view: View) -> Iterator[Finding]:
 CHECK = (
     Check(
         "K33", "options without effect", effects,
-        Example({"acc.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\ndowncast_bf16: true\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_sharding_strategy: FULL_SHARD\n"
+        Example({"acc.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\ndowncast_bf16: true\nfsdp_config:\n  "
+            "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_sharding_strategy: FULL_SHARD\n"
                  "machine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"}),
         "note; warning where the option is a whole strategy", "options of a feature that is switched off on purpose",
     ),
     Check(
         "K39", "GPUs of an inference engine are not counted twice", engines,
-        Example({"grpo.sh": "#!/bin/bash\nCUDA_VISIBLE_DEVICES=0,1,2,3 trl vllm-serve --model gpt2 &\nCUDA_VISIBLE_DEVICES=3,4,5,6 torchrun --nproc_per_node 4 grpo.py --model_name_or_path gpt2 "
+        Example({"grpo.sh": "#!/bin/bash\nCUDA_VISIBLE_DEVICES=0,1,2,3 trl vllm-serve --model gpt2 &\nCUDA_VISIBLE_DEVICES=3,4,5,6 torchrun "
+            "--nproc_per_node 4 grpo.py --model_name_or_path gpt2 "
                  "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --learning_rate 1e-6 --output_dir out --use_vllm True\n"}),
         "error where a GPU has two owners; warning where a shared one is nearly full",
     ),

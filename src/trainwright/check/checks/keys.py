@@ -24,10 +24,19 @@ NEIGHBOURS: Mapping[str, frozenset[str]] = {
         "mixed_precision", "num_processes", "num_machines", "per_device_train_batch_size", "gradient_checkpointing", "learning_rate",
         "fsdp_config", "deepspeed_multinode_launcher", "max_grad_norm", "comms_config", "min_lr", "monitor_config", "fsdp", "warmup_ratio",
     )),
-    "accelerate": frozenset(("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "zero_allow_untested_optimizer")),
+    "accelerate": frozenset(("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "optimizer", "scheduler", "bf16", "fp16",
+        "zero_allow_untested_optimizer")),
     "trainer": frozenset(("train_micro_batch_size_per_gpu", "zero_optimization", "micro_batch_size", "zero_stage")),
 }  # fmt: skip
-LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale", "consecutive_hysteresis", "fp16_scale_tolerance")
+LOSS_SCALE = (
+    "loss_scale",
+    "initial_scale_power",
+    "loss_scale_window",
+    "hysteresis",
+    "min_loss_scale",
+    "consecutive_hysteresis",
+    "fp16_scale_tolerance",
+)
 
 
 @cache
@@ -89,7 +98,13 @@ def _unread(view: View) -> Iterator[Finding]:
     known = _known(view)
     for path in view.reading.unknown:
         name = plain(path[-1])
-        if view.format not in CLOSED or name in NEIGHBOURS.get(view.format, ()) or name in _tables(view, DEPRECATED) or name.startswith("_") or _loss_scale(path):
+        if (
+            view.format not in CLOSED
+            or name in NEIGHBOURS.get(view.format, ())
+            or name in _tables(view, DEPRECATED)
+            or name.startswith("_")
+            or _loss_scale(path)
+        ):
             continue
         near = nearest(name, known) if known else []
         close = bool(near) and _similar(name, near[0])
@@ -97,7 +112,14 @@ def _unread(view: View) -> Iterator[Finding]:
         effect = "the engine refuses it" if refused else "nothing reads it"
         changes = (Change(view.document.name, path, rename=near[0]),) if close else ()
         severity = ERROR if refused else WARNING if close or view.format in STRICT else NOTE
-        yield Finding("K01", severity, view.place(path), f"{path[-1]} is no key that {view.format} knows: {effect}.", f"Did you mean {near[0]}?" if near else "Remove it.", changes)
+        yield Finding(
+            "K01",
+            severity,
+            view.place(path),
+            f"{path[-1]} is no key that {view.format} knows: {effect}.",
+            f"Did you mean {near[0]}?" if near else "Remove it.",
+            changes,
+        )
 
 
 def _known(view: View) -> frozenset[str]:
@@ -117,7 +139,13 @@ def _near_misses(view: View) -> Iterator[Finding]:
         near = [n for n in nearest(name, known, 1) if _similar(name, n)]
         if near:
             yield said(
-                view, key, "K01", WARNING, f"{key.path[-1]} looks like a misspelling: {view.format} reads {near[0]}.", f"Call it {near[0]}.", rename(view, key, near[0])
+                view,
+                key,
+                "K01",
+                WARNING,
+                f"{key.path[-1]} looks like a misspelling: {view.format} reads {near[0]}.",
+                f"Call it {near[0]}.",
+                rename(view, key, near[0]),
             )
 
 
@@ -145,7 +173,15 @@ def _values(view: View) -> Iterator[Finding]:
     """fp16's smallest scale is a whole number for DeepSpeed's reader."""
     key = view.get("fp16.min_loss_scale")
     if view.format == "deepspeed" and key is not None and isinstance(key.value, float) and key.value != int(key.value):
-        yield said(view, key, "K01", ERROR, f"min_loss_scale {key.value} is no whole number: current DeepSpeed refuses it.", "Use 1.", Change(view.document.name, key.path, 1))
+        yield said(
+            view,
+            key,
+            "K01",
+            ERROR,
+            f"min_loss_scale {key.value} is no whole number: current DeepSpeed refuses it.",
+            "Use 1.",
+            Change(view.document.name, key.path, 1),
+        )
 
 
 def _keys(view: View) -> list[Value]:
@@ -172,10 +208,26 @@ def neighbours(setup: Setup) -> Iterator[Finding]:
                     "Put it into a JSON and name that with deepspeed_config_file.",
                 )  # fmt: skip
             elif view.format != "accelerate" and name in foreign and len(key.path) == 1:
-                yield said(view, key, "K28", WARNING, f"{key.path[-1]} is no key of a {view.format} file: nothing reads it.", "Remove it.", drop(view, key))
+                yield said(
+                    view,
+                    key,
+                    "K28",
+                    WARNING,
+                    f"{key.path[-1]} is no key of a {view.format} file: nothing reads it.",
+                    "Remove it.",
+                    drop(view, key),
+                )
         for leaf in _keys(view):
             if view.format == "deepspeed" and _loss_scale(leaf.path):
-                yield said(view, leaf, "K28", ERROR, f"{leaf.path[-1]} is fp16's; bf16 has no loss scale and DeepSpeed refuses it.", "Remove it.", drop(view, leaf))
+                yield said(
+                    view,
+                    leaf,
+                    "K28",
+                    ERROR,
+                    f"{leaf.path[-1]} is fp16's; bf16 has no loss scale and DeepSpeed refuses it.",
+                    "Remove it.",
+                    drop(view, leaf),
+                )
         yield from _both(view)
 
 
@@ -184,10 +236,25 @@ def _both(view: View) -> Iterator[Finding]:
     file = view.get("deepspeed_config_file")
     if view.format != "accelerate" or file is None or not file.value:
         return
-    for name in ("zero_stage", "gradient_accumulation_steps", "gradient_clipping", "offload_optimizer_device", "offload_param_device", "zero3_save_16bit_model"):
+    for name in (
+        "zero_stage",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "offload_optimizer_device",
+        "offload_param_device",
+        "zero3_save_16bit_model",
+    ):
         key = view.get(name)
         if key is not None and key.value not in (None, "", "none"):
-            yield said(view, key, "K28", ERROR, f"{name} beside deepspeed_config_file: Accelerate stops, the file owns it.", "Remove it here.", drop(view, key))
+            yield said(
+                view,
+                key,
+                "K28",
+                ERROR,
+                f"{name} beside deepspeed_config_file: Accelerate stops, the file owns it.",
+                "Remove it here.",
+                drop(view, key),
+            )
 
 
 def aliases(setup: Setup) -> Iterator[Finding]:
@@ -198,9 +265,25 @@ def aliases(setup: Setup) -> Iterator[Finding]:
             if name not in table or (name == "bfloat16" and not isinstance(key.value, dict)):
                 continue
             new, since = table[name]
-            what = f"{key.path[-1]} is the old name" + (f" of {new}" if new else "") + f" (deprecated since {since}), still mapped by some versions."
-            changes = (rename(view, key, new),) if new and "." not in new and not (name.startswith("cpu_offload")) and name != "adafactor" else _offload(view, key)
-            yield said(view, key, "K32", WARNING if view.format == "deepspeed" else NOTE, what, f"Call it {new}." if new else "Remove it.", *changes)
+            what = (
+                f"{key.path[-1]} is the old name"
+                + (f" of {new}" if new else "")
+                + f" (deprecated since {since}), still mapped by some versions."
+            )
+            changes = (
+                (rename(view, key, new),)
+                if new and "." not in new and not (name.startswith("cpu_offload")) and name != "adafactor"
+                else _offload(view, key)
+            )
+            yield said(
+                view,
+                key,
+                "K32",
+                WARNING if view.format == "deepspeed" else NOTE,
+                what,
+                f"Call it {new}." if new else "Remove it.",
+                *changes,
+            )
 
 
 def _offload(view: View, key: Value) -> tuple[Change, ...]:
@@ -214,13 +297,15 @@ def _offload(view: View, key: Value) -> tuple[Change, ...]:
 CHECK = (
     Check(
         "K01", "unknown, misspelt, renamed or removed keys", unknown,
-        Example({"ds_config.json": '{\n  "train_micro_batch_size_per_gpu": 1,\n  "zero_optimization": {\n    "stage": 3,\n    "stage3_param_persistance_threshold": 1e5\n  }\n}\n'}),
+        Example({"ds_config.json": '{\n  "train_micro_batch_size_per_gpu": 1,\n  "zero_optimization": {\n    "stage": 3,\n    '
+            '"stage3_param_persistance_threshold": 1e5\n  }\n}\n'}),
         "error where the engine refuses the key, warning where it is dropped in silence or looks misspelt, note where nothing near it is known",
         "a _comment key",
     ),
     Check(
         "K28", "a key of a neighbouring format", neighbours,
-        Example({"ds_config.json": '{\n  "train_micro_batch_size_per_gpu": 1,\n  "bf16": {"enabled": true, "loss_scale": 0},\n  "zero_optimization": {"stage": 2}\n}\n'}),
+        Example({"ds_config.json": '{\n  "train_micro_batch_size_per_gpu": 1,\n  "bf16": {"enabled": true, "loss_scale": 0},\n  '
+            '"zero_optimization": {"stage": 2}\n}\n'}),
         "error where the engine refuses it, warning where nothing reads it",
     ),
     Check(

@@ -20,7 +20,8 @@ def counts(setup: Setup) -> Iterator[Finding]:
             lower = other.rank < facts[0].rank and other.place.file != facts[0].place.file
             yield about(
                 other, "K12", NOTE if lower else WARNING if _default(other) else ERROR,
-                f"{word}: {whole(other.value)} here, {whole(facts[0].value)} at {facts[0].place}" + (", which wins." if lower else "."), f"Say {whole(facts[0].value)} in both.",
+                f"{word}: {whole(other.value)} here, {whole(facts[0].value)} at "
+                f"{facts[0].place}" + (", which wins." if lower else "."), f"Say {whole(facts[0].value)} in both.",
             )  # fmt: skip
     yield from _whole_world(setup)
     for view in setup.seen():
@@ -46,31 +47,60 @@ def _whole_world(setup: Setup) -> Iterator[Finding]:
     total, nodes, per = setup.fact("launch.world_size"), whole(setup.value("launch.nodes")), whole(setup.value("launch.gpus_per_node"))
     count = whole(total.value) if total else None
     if total and count and nodes and per and count != nodes * per:
-        yield about(total, "K12", ERROR, f"{count} processes are started for {nodes} nodes of {per} GPUs = {nodes * per}.", f"Say {nodes * per}.")
+        yield about(
+            total, "K12", ERROR, f"{count} processes are started for {nodes} nodes of {per} GPUs = {nodes * per}.", f"Say {nodes * per}."
+        )
     elif total and count and nodes and count % nodes:
-        yield about(total, "K12", ERROR, f"{count} processes do not divide over {nodes} machines.", f"Use {count // nodes * nodes or nodes} or {(count // nodes + 1) * nodes}.")
+        yield about(
+            total,
+            "K12",
+            ERROR,
+            f"{count} processes do not divide over {nodes} machines.",
+            f"Use {count // nodes * nodes or nodes} or {(count // nodes + 1) * nodes}.",
+        )
 
 
 def _script(view: View) -> Iterator[Finding]:
     text = view.document.text
     lines = text.splitlines()
     # One task a GPU under srun, and a launcher that starts one process a GPU in each of them.
-    tasks = next(((i, int(m.group(1))) for i, line in enumerate(lines, 1) if (m := re.match(r"#SBATCH\s+--ntasks-per-node[= ](\d+)", line))), None)
-    gpus = next((int(m.group(1)) for line in lines if (m := re.match(r"#SBATCH\s+--(?:gres=gpu(?::\w+)?:|gpus-per-node[= ](?:\w+:)?)(\d+)", line))), None)
+    tasks = next(
+        ((i, int(m.group(1))) for i, line in enumerate(lines, 1) if (m := re.match(r"#SBATCH\s+--ntasks-per-node[= ](\d+)", line))), None
+    )
+    gpus = next(
+        (int(m.group(1)) for line in lines if (m := re.match(r"#SBATCH\s+--(?:gres=gpu(?::\w+)?:|gpus-per-node[= ](?:\w+:)?)(\d+)", line))),
+        None,
+    )
     if tasks and tasks[1] > 1:
         for number, line in enumerate(lines, 1):
             hit = re.search(r"--(?:nproc[_-]per[_-]node|num[_-]gpus)[= ]+(\d+|\$\{?\w+\}?)", line)
             if hit and hit.group(1) != "1" and not line.lstrip().startswith("#"):
                 yield Finding(
-                    "K12", ERROR, Place(view.document.name, number), f"Slurm starts {tasks[1]} tasks a node (line {tasks[0]}) and each starts {hit.group(1)} processes: more processes than GPUs.",
+                    "K12", ERROR, Place(view.document.name, number), f"Slurm starts {tasks[1]} tasks a node (line {tasks[0]}) and each "
+                    f"starts {hit.group(1)} processes: more processes than GPUs.",
                     "One task a node with a launcher, or one task a GPU without.",
                 )  # fmt: skip
                 break
-    visible = next(((i, m.group(1)) for i, line in enumerate(lines, 1) if (m := re.search(r"CUDA_VISIBLE_DEVICES=[\"']?([\d,]+)", line)) and not line.lstrip().startswith("#")), None)
-    per = next(((i, int(m.group(1))) for i, line in enumerate(lines, 1) if (m := re.search(r"--nproc[_-]per[_-]node[= ]+(\d+)", line)) and not line.lstrip().startswith("#")), None)
+    visible = next(
+        (
+            (i, m.group(1))
+            for i, line in enumerate(lines, 1)
+            if (m := re.search(r"CUDA_VISIBLE_DEVICES=[\"']?([\d,]+)", line)) and not line.lstrip().startswith("#")
+        ),
+        None,
+    )
+    per = next(
+        (
+            (i, int(m.group(1)))
+            for i, line in enumerate(lines, 1)
+            if (m := re.search(r"--nproc[_-]per[_-]node[= ]+(\d+)", line)) and not line.lstrip().startswith("#")
+        ),
+        None,
+    )
     if visible and per and len([d for d in visible[1].split(",") if d]) != per[1] and per[0] >= visible[0]:
         yield Finding(
-            "K12", ERROR, Place(view.document.name, per[0]), f"{per[1]} processes, but CUDA_VISIBLE_DEVICES (line {visible[0]}) shows {len(visible[1].split(','))} GPUs.", "Make them equal.",
+            "K12", ERROR, Place(view.document.name, per[0]), f"{per[1]} processes, but CUDA_VISIBLE_DEVICES (line {visible[0]}) shows "
+            f"{len(visible[1].split(','))} GPUs.", "Make them equal.",
         )  # fmt: skip
     yield from _header(view, lines, gpus)
     yield from _unlimited(view, lines)
@@ -81,10 +111,17 @@ def _header(view: View, lines: list[str], gpus: int | None) -> Iterator[Finding]
     if not gpus:
         return
     for number, line in enumerate(lines, 1):
-        hit = re.match(r"(?:export\s+|readonly\s+)?((?:N?GPUS?|NUM_GPUS?|N_GPUS?|NPROC)(?:_PER_NODE)?|GPUS_PER_NODE|NPROC_PER_NODE)=[\"']?(\d+)", line.strip())
+        hit = re.match(
+            r"(?:export\s+|readonly\s+)?((?:N?GPUS?|NUM_GPUS?|N_GPUS?|NPROC)(?:_PER_NODE)?|GPUS_PER_NODE|NPROC_PER_NODE)=[\"']?(\d+)",
+            line.strip(),
+        )
         if hit and "PER_NODE" in hit.group(1) and int(hit.group(2)) != gpus:
             yield Finding(
-                "K12", ERROR, Place(view.document.name, number), f"{hit.group(1)} is {hit.group(2)}, but Slurm gives {gpus} GPUs a node.", f"Set it to {gpus}, or ask Slurm for {hit.group(2)}."
+                "K12",
+                ERROR,
+                Place(view.document.name, number),
+                f"{hit.group(1)} is {hit.group(2)}, but Slurm gives {gpus} GPUs a node.",
+                f"Set it to {gpus}, or ask Slurm for {hit.group(2)}.",
             )
             return
 
@@ -96,11 +133,14 @@ def _unlimited(view: View, lines: list[str]) -> Iterator[Finding]:
         start = re.match(r"\s*(?:nohup\s+|time\s+)?deepspeed\s+(.*)", line)
         if start is None or "$" in line.split("deepspeed", 1)[0]:
             continue
-        if re.search(r"--(num_gpus|num_nodes|include|exclude|hostfile|H)\b", line) or any("CUDA_VISIBLE_DEVICES=" in x and not x.lstrip().startswith("#") for x in lines):
+        if re.search(r"--(num_gpus|num_nodes|include|exclude|hostfile|H)\b", line) or any(
+            "CUDA_VISIBLE_DEVICES=" in x and not x.lstrip().startswith("#") for x in lines
+        ):
             continue
         one = bool(single) or bool(re.search(r"single", view.document.name, re.IGNORECASE))
         yield Finding(
-            "K12", WARNING if one else NOTE, Place(view.document.name, number), "deepspeed without --num_gpus starts a process on every GPU of the machine, so the global batch grows with it.",
+            "K12", WARNING if one else NOTE, Place(view.document.name, number), "deepspeed without --num_gpus starts a process on every GPU "
+            "of the machine, so the global batch grows with it.",
             "Add --num_gpus 1 (or the number that is meant).",
         )  # fmt: skip
         return
@@ -118,7 +158,9 @@ def machines(setup: Setup) -> Iterator[Finding]:
                 "--main_process_ip HEAD --main_process_port 29500 --machine_rank $SLURM_NODEID",
             )  # fmt: skip
         elif key and count and count > 1 and address is not None and str(address.value) in LOCAL:
-            yield said(view, address, "K38", ERROR, f"{count} machines meet at {address.value}, which is each of them.", "The head node's address.")
+            yield said(
+                view, address, "K38", ERROR, f"{count} machines meet at {address.value}, which is each of them.", "The head node's address."
+            )
     for view in setup.seen():
         if view.format == "accelerate" or view.document.syntax != "shell":
             continue
@@ -144,16 +186,36 @@ def _multi(view: View) -> Iterator[Finding]:
             continue
         names = set(re.findall(r"\$\{?([A-Za-z_]\w*)", rest))
         inherited = {n for n in names if re.search(rf"(?m)(^|[\s;]){n}=", view.document.text) is None and not n.startswith("SLURM")}
-        needed = {"rank": r"--node[_-]rank|--rdzv", "address": r"--master[_-]addr|--rdzv[_-]endpoint", "port": r"--master[_-]port|--rdzv[_-]endpoint"}
+        needed = {
+            "rank": r"--node[_-]rank|--rdzv",
+            "address": r"--master[_-]addr|--rdzv[_-]endpoint",
+            "port": r"--master[_-]port|--rdzv[_-]endpoint",
+        }
         missing = [what for what, flags in needed.items() if not re.search(flags, rest)]
-        number = next((i for i, raw in enumerate(view.document.text.splitlines(), 1) if re.search(r"torchrun|torch\.distributed\.", raw) and not raw.lstrip().startswith("#")), 1)
+        number = next(
+            (
+                i
+                for i, raw in enumerate(view.document.text.splitlines(), 1)
+                if re.search(r"torchrun|torch\.distributed\.", raw) and not raw.lstrip().startswith("#")
+            ),
+            1,
+        )
         place = Place(view.document.name, number)
         literal = re.fullmatch(r"\d+", nodes.group(1).strip("\"'"))
         if missing and literal and int(nodes.group(1).strip("\"'")) > 1:
-            yield Finding("K38", ERROR, place, f"{nodes.group(1)} nodes without {', '.join(missing)}: every node starts a group of its own.", "Add " + ", ".join(missing) + ".")
-        elif {"node count", "rank"} <= {("node count" if re.search(r"NODES?$|NNODES|WORLD", n) else "rank" if "RANK" in n else "") for n in inherited} and len(inherited) >= 4:
             yield Finding(
-                "K38", BLOCKED, place, f"Nothing here sets {', '.join(sorted(inherited))}: without a caller that exports them the launcher reads empty arguments.",
+                "K38",
+                ERROR,
+                place,
+                f"{nodes.group(1)} nodes without {', '.join(missing)}: every node starts a group of its own.",
+                "Add " + ", ".join(missing) + ".",
+            )
+        elif {"node count", "rank"} <= {
+            ("node count" if re.search(r"NODES?$|NNODES|WORLD", n) else "rank" if "RANK" in n else "") for n in inherited
+        } and len(inherited) >= 4:
+            yield Finding(
+                "K38", BLOCKED, place, f"Nothing here sets {', '.join(sorted(inherited))}: without a caller that exports them the launcher "
+                f"reads empty arguments.",
                 "Set them in this script, or take them from the scheduler.",
             )  # fmt: skip
         return
@@ -164,18 +226,49 @@ def timeouts(setup: Setup) -> Iterator[Finding]:
     seconds = as_number(fact.value) if fact else None
     heavy = _heavy(setup)
     if fact and seconds is not None and 0 < seconds < 60:
-        yield about(fact, "K22", ERROR, f"A time limit of {seconds:g} s for a collective: loading, saving and the first step take longer.", "30 minutes.")
+        yield about(
+            fact,
+            "K22",
+            ERROR,
+            f"A time limit of {seconds:g} s for a collective: loading, saving and the first step take longer.",
+            "30 minutes.",
+        )
     elif fact and seconds is not None and seconds <= 600 and heavy:
         yield about(
-            fact, "K22", WARNING, f"A time limit of {seconds / 60:g} min for collectives, while {heavy}: the slowest rank is waited for no longer than that.", "30 minutes or more."
+            fact,
+            "K22",
+            WARNING,
+            f"A time limit of {seconds / 60:g} min for collectives, while {heavy}: the slowest rank is waited for no longer than that.",
+            "30 minutes or more.",
         )
     for view in setup.seen():
         key = view.get("val_check_interval", "limit_val_batches")
-        if key is not None and view.format == "nemo" and as_number(view.value("limit_val_batches")) == 1.0 and isinstance(view.value("limit_val_batches"), float) and as_number(view.value("val_check_interval")) not in (None, 1.0):
-            yield said(view, view.get("limit_val_batches"), "K22", NOTE, "limit_val_batches 1.0 is the whole validation set at every check.", "A whole number of batches.", put(view, view.get("limit_val_batches"), 32))
+        if (
+            key is not None
+            and view.format == "nemo"
+            and as_number(view.value("limit_val_batches")) == 1.0
+            and isinstance(view.value("limit_val_batches"), float)
+            and as_number(view.value("val_check_interval")) not in (None, 1.0)
+        ):
+            yield said(
+                view,
+                view.get("limit_val_batches"),
+                "K22",
+                NOTE,
+                "limit_val_batches 1.0 is the whole validation set at every check.",
+                "A whole number of batches.",
+                put(view, view.get("limit_val_batches"), 32),
+            )
         hidden = view.get("NCCL_TIMEOUT")
         if hidden is not None:
-            yield said(view, hidden, "K22", WARNING, "NCCL_TIMEOUT is read by nothing; the limit is init_process_group's timeout.", "ddp_timeout, or --distributed-timeout-minutes.")
+            yield said(
+                view,
+                hidden,
+                "K22",
+                WARNING,
+                "NCCL_TIMEOUT is read by nothing; the limit is init_process_group's timeout.",
+                "ddp_timeout, or --distributed-timeout-minutes.",
+            )
 
 
 def _heavy(setup: Setup) -> str:
@@ -198,16 +291,22 @@ def _heavy(setup: Setup) -> str:
     return ""
 
 
-_ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmachine_rank: 0\nmain_process_ip: {}\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: {}\nnum_processes: {}\n"
+_ACCELERATE = (
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmachine_rank: 0\nmain_process_ip: {}\n"
+    "main_training_function: main\nmixed_precision: bf16\nnum_machines: {}\nnum_processes: {}\n"
+)
 CHECK = (
     Check(
         "K12", "counts of GPUs and nodes agree", counts, Example({"acc.yaml": _ACCELERATE.format("10.0.0.1", 2, 15)}),
-        "error where two places differ or tasks x processes exceed the GPUs; note where the launch line overrides", "a count in a file that the launch line overrides",
+        "error where two places differ or tasks x processes exceed the GPUs; note where the launch line overrides", "a count in a file that "
+        "the launch line overrides",
     ),
     Check(
         "K22", "time limits of collectives", timeouts,
-        Example({"sft.yaml": "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler:\n  global_batch_size: 512\n  local_batch_size: 8\ndist_env:\n  backend: nccl\n  timeout_minutes: 10\nmodel:\n"
-                 "  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained\n  pretrained_model_name_or_path: Qwen/Qwen3-235B-A22B\ndistributed:\n  strategy: fsdp2\n  tp_size: 1\n  cp_size: 1\n  pp_size: 4\n"
+        Example({"sft.yaml": "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler:\n  global_batch_size: 512\n  "
+            "local_batch_size: 8\ndist_env:\n  backend: nccl\n  timeout_minutes: 10\nmodel:\n"
+                 "  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained\n  pretrained_model_name_or_path: "
+                 "Qwen/Qwen3-235B-A22B\ndistributed:\n  strategy: fsdp2\n  tp_size: 1\n  cp_size: 1\n  pp_size: 4\n"
                  "  ep_size: 32\n"}),
         "error below a minute; warning where a first step or a save takes longer",
     ),

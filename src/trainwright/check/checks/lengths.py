@@ -29,7 +29,8 @@ def _positions(setup: Setup) -> Iterator[Finding]:
         rotary = _rotary(setup)
         yield about(
             fact, "K13", WARNING if rotary else ERROR,
-            f"Sequences of {length} tokens on {positions} positions ({most.place})" + (": rotary angles beyond them were never trained." if rotary else ": the last ones have no embedding."),
+            f"Sequences of {length} tokens on {positions} positions ({most.place})" + (": rotary angles beyond them were never "
+            "trained." if rotary else ": the last ones have no embedding."),
             f"Set max_position_embeddings to {length}, or shorten the sequences.",
         )  # fmt: skip
         return
@@ -46,7 +47,10 @@ def _rotary(setup: Setup) -> bool:
     kinds = {str(v.value("position_embedding_type", "pos_emb", "position_embeddings_type") or "").lower() for v in setup.views}
     if kinds & {"rope", "rotary", "alibi", "none", "yarn"}:
         return True
-    return any(v.format in ("nanotron", "automodel", "trainer", "trl", "axolotl", "llama_factory") for v in setup.views) and not kinds & {"learned", "learned_absolute"}
+    return any(v.format in ("nanotron", "automodel", "trainer", "trl", "axolotl", "llama_factory") for v in setup.views) and not kinds & {
+        "learned",
+        "learned_absolute",
+    }
 
 
 def _scaled(setup: Setup) -> bool:
@@ -70,10 +74,13 @@ def _renamed(view: View) -> Iterator[Finding]:
     key = view.get("max_seq_length")
     if key is None or view.format not in ("trl", "trainer") or view.get("max_length") is not None:
         return
-    sure = view.document.syntax in ("yaml", "json") and (view.get("dataset_name", "dataset_mixer", "dataset_mixture", "dataset_configs", "packing", "dataset_num_proc") is not None)
+    sure = view.document.syntax in ("yaml", "json") and (
+        view.get("dataset_name", "dataset_mixer", "dataset_mixture", "dataset_configs", "packing", "dataset_num_proc") is not None
+    )
     if sure:
         yield said(
-            view, key, "K13", WARNING, f"max_seq_length {key.value} is not read by TRL since 0.20: samples are cut at max_length, 1024 by default.", "Call it max_length.",
+            view, key, "K13", WARNING, f"max_seq_length {key.value} is not read by TRL since 0.20: samples are cut at max_length, 1024 by "
+                f"default.", "Call it max_length.",
             rename(view, key, "max_length"),
         )  # fmt: skip
 
@@ -86,12 +93,21 @@ def _by_name(view: View) -> Iterator[Finding]:
     if hit and key and length:
         promised = int(hit.group(1) or hit.group(2)) * 1024
         if length not in (promised, promised * 1000 // 1024) and abs(length / promised - 1) > 0.1:
-            yield said(view, key, "K13", WARNING if length < promised else NOTE, f"The file is named for {promised} tokens and trains on {length}.", f"Set it to {promised}.", put(view, key, promised))
+            yield said(
+                view,
+                key,
+                "K13",
+                WARNING if length < promised else NOTE,
+                f"The file is named for {promised} tokens and trains on {length}.",
+                f"Set it to {promised}.",
+                put(view, key, promised),
+            )
 
 
 CHECK = Check(
     "K13", "sequence length against positions, data and name", lengths,
-    Example({"train.sh": "#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py \\\n  --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\\n  --seq-length 4096 --max-position-embeddings 2048 \\\n"
+    Example({"train.sh": "#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py \\\n  --num-layers 24 --hidden-size 1024 "
+        "--num-attention-heads 16 \\\n  --seq-length 4096 --max-position-embeddings 2048 \\\n"
              "  --micro-batch-size 1 --global-batch-size 64 --lr 1e-4 --train-iters 1000 --bf16\n"}),
     "error where positions are learned or the data is longer than the model; warning where they are rotary or a key is no longer read",
     "longer sequences with scaled rotary positions",

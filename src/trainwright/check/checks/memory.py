@@ -17,9 +17,23 @@ from .names import catalogued
 if TYPE_CHECKING:
     from ...cost.estimate import Estimate
 
-NUMBERS_OF = ("seq_len", "global_batch_size", "precision", "optimizer", "loss", "method", "lora_rank", "base_quantization", "gradient_dtype", "master_weights", "packing", "dropout")
+NUMBERS_OF = (
+    "seq_len",
+    "global_batch_size",
+    "precision",
+    "optimizer",
+    "loss",
+    "method",
+    "lora_rank",
+    "base_quantization",
+    "gradient_dtype",
+    "master_weights",
+    "packing",
+    "dropout",
+)
 CHOICES_OF = (
-    "tp", "pp", "cp", "ep", "etp", "dp_replicate", "sharding", "sequence_parallel", "micro_batch_size", "virtual_stages", "recompute", "recompute_every", "attention", "offload",
+    "tp", "pp", "cp", "ep", "etp", "dp_replicate", "sharding", "sequence_parallel", "micro_batch_size", "virtual_stages", "recompute",
+        "recompute_every", "attention", "offload",
     "compile", "framework", "schedule",
 )  # fmt: skip
 USUAL = "H100-SXM-80GB"  # what a file that names no GPU is judged on, as a note
@@ -53,7 +67,12 @@ def run_document(setup: Setup) -> tuple[dict[str, Any], list[str]] | None:
     if ranks is None:
         return None
     _batch(setup, training, strategy, ranks)
-    return {"model": model, "cluster": {"gpu": gpu, "nodes": total // per_node, "gpus_per_node": per_node}, "training": training, "strategy": strategy}, assumed
+    return {
+        "model": model,
+        "cluster": {"gpu": gpu, "nodes": total // per_node, "gpus_per_node": per_node},
+        "training": training,
+        "strategy": strategy,
+    }, assumed
 
 
 def _least_world(setup: Setup) -> int:
@@ -89,7 +108,10 @@ def shape(setup: Setup) -> dict[str, Any] | None:
     width, layers, heads = (whole(setup.value(f"model.{k}")) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     if not width or not layers or not heads or width % heads:
         return None
-    gated = any(v.on("swiglu", "gated_linear_unit") or str(v.value("activation", "activation_func")).lower() in ("swiglu", "fast-swiglu") for v in setup.views)
+    gated = any(
+        v.on("swiglu", "gated_linear_unit") or str(v.value("activation", "activation_func")).lower() in ("swiglu", "fast-swiglu")
+        for v in setup.views
+    )
     vocab = whole(setup.value("model.vocab_size")) or (32000 if gated else 50257)
     length = whole(setup.value("model.max_position_embeddings")) or whole(setup.value("training.seq_len")) or 2048
     if whole(setup.value("model.num_experts")):
@@ -100,11 +122,20 @@ def shape(setup: Setup) -> dict[str, Any] | None:
             "model_type": "llama", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
             "intermediate_size": whole(setup.value("model.intermediate_size")) or int(8 * width / 3), "vocab_size": vocab, "max_position_embeddings": length,
         }  # fmt: skip
-    return {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocab, "n_positions": length, "n_inner": whole(setup.value("model.intermediate_size")) or 4 * width}
+    return {
+        "model_type": "gpt2",
+        "n_embd": width,
+        "n_layer": layers,
+        "n_head": heads,
+        "vocab_size": vocab,
+        "n_positions": length,
+        "n_inner": whole(setup.value("model.intermediate_size")) or 4 * width,
+    }
 
 
 GPU_WORDS = (
-    ("v100-32", "V100-SXM2-32GB"), ("v100-16", "V100-SXM2-16GB"), ("a100-80", "A100-SXM-80GB"), ("a100-40", "A100-SXM-40GB"), ("h100", "H100-SXM-80GB"), ("h200", "H200-SXM-141GB"),
+    ("v100-32", "V100-SXM2-32GB"), ("v100-16", "V100-SXM2-16GB"), ("a100-80", "A100-SXM-80GB"), ("a100-40", "A100-SXM-40GB"), ("h100",
+        "H100-SXM-80GB"), ("h200", "H200-SXM-141GB"),
     ("mi300x", "MI300X"), ("mi355x", "MI355X"), ("mi325x", "MI325X"), ("b200", "B200"), ("a100", "A100-SXM-80GB"), ("v100", "V100-SXM2-32GB"),
 )  # fmt: skip
 
@@ -164,7 +195,10 @@ def _cached(setup: Setup) -> tuple[Estimate, list[str]] | None:
 
 
 def _where(setup: Setup) -> Place:
-    fact: Fact | None = next((f for n in ("strategy.micro_batch_size", "training.global_batch_size", "model.name", "model.hidden_size") if (f := setup.fact(n))), None)
+    fact: Fact | None = next(
+        (f for n in ("strategy.micro_batch_size", "training.global_batch_size", "model.name", "model.hidden_size") if (f := setup.fact(n))),
+        None,
+    )
     return fact.place if fact else first_place(setup)
 
 
@@ -188,7 +222,8 @@ def fits(setup: Setup) -> Iterator[Finding]:
     sure = f" (assumed: {', '.join(assumed)})" if assumed else ""
     yield Finding(
         "K04", severity, _where(setup),
-        f"{'Does not fit' if memory['verdict'] == 'no' else 'Fits with no margin'}: {format_bytes(estimate.device_bytes)} of {format_bytes(estimate.capacity_bytes)} on each of {cluster.gpus} {cluster.gpu.id}{sure}; "
+        f"{'Does not fit' if memory['verdict'] == 'no' else 'Fits with no margin'}: {format_bytes(estimate.device_bytes)} of "
+        f"{format_bytes(estimate.capacity_bytes)} on each of {cluster.gpus} {cluster.gpu.id}{sure}; "
         f"the peak is in {memory['peak_phase']} ({parts}).",
         lever(estimate) or "More GPUs, or a larger share of offload.",
     )  # fmt: skip
@@ -216,7 +251,11 @@ def lever(estimate: Estimate) -> str:
             if micro < 2 or micro % 2:
                 continue
             changed["strategy"] = {**changed["strategy"], "micro_batch_size": micro // 2}
-        if changed == spec or (changed["strategy"].get("recompute") == "full" and not estimate.plan.structure.recompute == "full" and "recompute_modules" in changed["strategy"]):
+        if changed == spec or (
+            changed["strategy"].get("recompute") == "full"
+            and estimate.plan.structure.recompute != "full"
+            and "recompute_modules" in changed["strategy"]
+        ):
             continue
         for derived in ("dp_replicate", "dp_shard", "dp"):
             if "sharding" in change.get("strategy", {}):
@@ -235,25 +274,39 @@ def host(setup: Setup) -> Iterator[Finding]:
     found = _cached(setup)
     if found is None:
         return
-    estimate, assumed = found
+    estimate = found[0]
     memory, cluster = estimate.memory_dict(), estimate.cluster
     need, have = memory["host_bytes_per_node"], cluster.host_memory_bytes
     if need and have and need > have:
         yield Finding(
-            "K35", ERROR if setup.asked.get("on") else WARNING, _place_of(setup, "strategy.offload"), f"Offload holds {format_bytes(need)} in the memory of a node that has {format_bytes(have)}.",
+            "K35", ERROR if setup.asked.get("on") else WARNING, _place_of(setup, "strategy.offload"), f"Offload holds {format_bytes(need)} "
+            f"in the memory of a node that has {format_bytes(have)}.",
             "Offload the optimizer only, use NVMe, or more nodes.",
         )  # fmt: skip
     elif need and not have:
-        yield Finding("K35", NOTE, _place_of(setup, "strategy.offload"), f"Offload holds {format_bytes(need)} in the memory of each node.", "")
+        yield Finding(
+            "K35", NOTE, _place_of(setup, "strategy.offload"), f"Offload holds {format_bytes(need)} in the memory of each node.", ""
+        )
     disk, space = memory["nvme_bytes_per_node"], cluster.nvme_bytes
     if disk and space and disk > space:
-        yield Finding("K35", WARNING, _place_of(setup, "strategy.offload"), f"{format_bytes(disk)} of NVMe are needed a node, {format_bytes(space)} are there.", "More nodes, or less on disk.")
+        yield Finding(
+            "K35",
+            WARNING,
+            _place_of(setup, "strategy.offload"),
+            f"{format_bytes(disk)} of NVMe are needed a node, {format_bytes(space)} are there.",
+            "More nodes, or less on disk.",
+        )
     if have and not any(v.on("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading", "low_cpu_mem_usage") for v in setup.views):
         weights = estimate.model.parameters * 2
         sharded = str(setup.value("strategy.framework")) in ("fsdp1", "fsdp2")
-        if sharded and weights * cluster.gpus_per_node > have and any(v.format in ("accelerate", "trainer", "trl", "axolotl") for v in setup.views):
+        if (
+            sharded
+            and weights * cluster.gpus_per_node > have
+            and any(v.format in ("accelerate", "trainer", "trl", "axolotl") for v in setup.views)
+        ):
             yield Finding(
-                "K35", WARNING, _where(setup), f"Every process loads the whole model first: {cluster.gpus_per_node} x {format_bytes(weights)} in a node of {format_bytes(have)}.",
+                "K35", WARNING, _where(setup), f"Every process loads the whole model first: {cluster.gpus_per_node} x "
+                f"{format_bytes(weights)} in a node of {format_bytes(have)}.",
                 "fsdp_cpu_ram_efficient_loading: true with fsdp_sync_module_states: true.",
             )  # fmt: skip
 
@@ -277,7 +330,8 @@ def speed(setup: Setup) -> Iterator[Finding]:
     structure = estimate.plan.structure
     tried: list[tuple[str, Any]] = []
     for words, change in (
-        ("FlashAttention", {"attention": "flash"}), ("no recomputation", {"recompute": "none"}), ("a larger micro-batch", {"micro_batch_size": 4 * estimate.plan.micro_batch_size}),
+        ("FlashAttention", {"attention": "flash"}), ("no recomputation", {"recompute": "none"}), ("a larger micro-batch",
+            {"micro_batch_size": 4 * estimate.plan.micro_batch_size}),
         ("no offload", {"offload": "none"}), ("tensor parallelism 1", {"tp": 1}),
     ):  # fmt: skip
         if all(spec["strategy"].get(k) == v for k, v in change.items()) or (structure.attention == "flash" and "attention" in change):
@@ -293,15 +347,26 @@ def speed(setup: Setup) -> Iterator[Finding]:
     best = max(tried, key=lambda t: t[1], default=None)
     if best and (now < best[1] * (1 - FAR / 2) or now < 0.2):
         yield Finding(
-            "K42", NOTE if now >= 0.2 else WARNING, _where(setup), f"{now:.0%} of the peak of {estimate.cluster.gpu.id}; {best[0]} would bring {best[1]:.0%} and still fit.", f"{best[0][0].upper()}{best[0][1:]}.",
+            "K42", NOTE if now >= 0.2 else WARNING, _where(setup), f"{now:.0%} of the peak of {estimate.cluster.gpu.id}; {best[0]} would "
+            f"bring {best[1]:.0%} and still fit.", f"{best[0][0].upper()}{best[0][1:]}.",
         )  # fmt: skip
     elif now < 0.2:
         shares = sorted(estimate.to_dict()["time"]["breakdown"].items(), key=lambda item: -item[1])[:3]
         total = estimate.step_s
-        yield Finding("K42", NOTE, _where(setup), f"{now:.0%} of the peak of {estimate.cluster.gpu.id}: the step goes to " + ", ".join(f"{k} {v / total:.0%}" for k, v in shares) + ".")
+        yield Finding(
+            "K42",
+            NOTE,
+            _where(setup),
+            f"{now:.0%} of the peak of {estimate.cluster.gpu.id}: the step goes to "
+            + ", ".join(f"{k} {v / total:.0%}" for k, v in shares)
+            + ".",
+        )
 
 
-_ARGS = "model_name_or_path: meta-llama/Llama-3.1-8B\nbf16: true\nper_device_train_batch_size: {}\ngradient_accumulation_steps: 2\nlearning_rate: 1.0e-5\noutput_dir: out\nnum_train_epochs: 1\nmax_length: 4096\n{}"
+_ARGS = (
+    "model_name_or_path: meta-llama/Llama-3.1-8B\nbf16: true\nper_device_train_batch_size: {}\ngradient_accumulation_steps: 2\n"
+    "learning_rate: 1.0e-5\noutput_dir: out\nnum_train_epochs: 1\nmax_length: 4096\n{}"
+)
 CHECK = (
     Check(
         "K04", "memory of a GPU", fits, Example({"args.yaml": _ARGS.format(8, "")}, on="8xA100-40GB"),
@@ -310,12 +375,14 @@ CHECK = (
     Check(
         "K35", "memory of the host", host,
         Example({"args.yaml": _ARGS.format(1, "gradient_checkpointing: true\ndeepspeed: ds.json\n").replace("8B", "70B"),
-                 "ds.json": '{\n  "train_micro_batch_size_per_gpu": "auto",\n  "train_batch_size": "auto",\n  "gradient_accumulation_steps": "auto",\n  "bf16": {"enabled": "auto"},\n'
+                 "ds.json": '{\n  "train_micro_batch_size_per_gpu": "auto",\n  "train_batch_size": "auto",\n  "gradient_accumulation_steps": '
+                 '"auto",\n  "bf16": {"enabled": "auto"},\n'
                  '  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}\n}\n'}, on="1xA100-80GB"),
         "error where a node has less than offload holds; note with what it holds",
     ),
     Check(
-        "K42", "speed against what these GPUs give", speed, Example({"args.yaml": _ARGS.format(1, "attn_implementation: eager\ngradient_checkpointing: true\nfsdp: full_shard auto_wrap\n")}, on="8xH100"),
+        "K42", "speed against what these GPUs give", speed, Example({"args.yaml": _ARGS.format(1, "attn_implementation: eager\n"
+        "gradient_checkpointing: true\nfsdp: full_shard auto_wrap\n")}, on="8xH100"),
         "warning below 20 % of the peak with a better choice at hand; note otherwise",
     ),
 )  # fmt: skip

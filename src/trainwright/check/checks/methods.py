@@ -41,22 +41,52 @@ def quantized(setup: Setup) -> Iterator[Finding]:
         if said_bits:
             number, key = said_bits
             if _full(view, adapter):
-                yield said(view, key, "K07", ERROR, f"A {number}-bit base cannot be trained in full: its weights have no gradients.", "Train adapters (LoRA), or drop the quantization.")
+                yield said(
+                    view,
+                    key,
+                    "K07",
+                    ERROR,
+                    f"A {number}-bit base cannot be trained in full: its weights have no gradients.",
+                    "Train adapters (LoRA), or drop the quantization.",
+                )
             elif adapter == "lora" and number == 4 and view.format == "axolotl":
-                yield said(view, key, "K07", WARNING, "adapter: lora with a 4-bit base is QLoRA; axolotl's checks expect adapter: qlora.", "Say adapter: qlora.", put(view, view.get("adapter"), "qlora"))
+                yield said(
+                    view,
+                    key,
+                    "K07",
+                    WARNING,
+                    "adapter: lora with a 4-bit base is QLoRA; axolotl's checks expect adapter: qlora.",
+                    "Say adapter: qlora.",
+                    put(view, view.get("adapter"), "qlora"),
+                )
             elif adapter == "qlora" and number == 8:
                 yield said(view, key, "K07", ERROR, "QLoRA is a 4-bit base; 8-bit is asked for.", "load_in_4bit.")
             if number == 8 and (stage == 3 or fsdp):
-                yield said(view, key, "K07", ERROR, f"An 8-bit base cannot be partitioned ({'ZeRO-3' if stage == 3 else 'FSDP'}): its scales stay behind.", "Use 4-bit with bf16 storage, or stage 2.")
+                yield said(
+                    view,
+                    key,
+                    "K07",
+                    ERROR,
+                    f"An 8-bit base cannot be partitioned ({'ZeRO-3' if stage == 3 else 'FSDP'}): its scales stay behind.",
+                    "Use 4-bit with bf16 storage, or stage 2.",
+                )
             elif number == 4 and stage is not None and stage in (1, 2, 3) and _own_stage(view) is not None:
                 storage = str(view.value("bnb_4bit_quant_storage") or "").lower()
                 model = str(view.value("pretrain", "model_name_or_path", "base_model") or "").lower()
                 if stage == 3 and storage not in ("bfloat16", "bf16", "float16", "float32"):
-                    yield said(view, key, "K07", WARNING, "ZeRO-3 partitions a 4-bit base only where it is stored as bf16 (bnb_4bit_quant_storage).", "bnb_4bit_quant_storage: bfloat16.")
+                    yield said(
+                        view,
+                        key,
+                        "K07",
+                        WARNING,
+                        "ZeRO-3 partitions a 4-bit base only where it is stored as bf16 (bnb_4bit_quant_storage).",
+                        "bnb_4bit_quant_storage: bfloat16.",
+                    )
                 elif stage < 3 and re.search(r"8x\d+b|moe|mixtral", model):
                     yield said(
                         view, key, "K07", WARNING,
-                        f"A 4-bit mixture of experts at ZeRO stage {stage}: every GPU holds the whole base, and the routed experts' kernels are dequantized one by one.",
+                        f"A 4-bit mixture of experts at ZeRO stage {stage}: every GPU holds the whole base, and the routed experts' kernels "
+                        f"are dequantized one by one.",
                         "ZeRO-3 without quantization, or a dense model.",
                     )  # fmt: skip
         yield from _named(view, adapter, said_bits)
@@ -89,7 +119,9 @@ def _named(view: View, adapter: str, said_bits: tuple[int, Value] | None) -> Ite
     """QLoRA by name or switch, without a bit width."""
     switch = view.get("use_qlora", "qlora", "q_lora")
     if adapter == "qlora" and not said_bits:
-        yield said(view, view.get("adapter"), "K07", ERROR, "adapter: qlora without load_in_4bit: axolotl refuses it.", "Add load_in_4bit: true.")
+        yield said(
+            view, view.get("adapter"), "K07", ERROR, "adapter: qlora without load_in_4bit: axolotl refuses it.", "Add load_in_4bit: true."
+        )
     elif switch is not None and truthy(switch.value) and not said_bits and view.get("bnb_4bit_quant_type", "model_max_length") is None:
         yield said(
             view, switch, "K07", WARNING, f"{switch.path[-1]} is on, but no bit width is given: the program's default decides how the base is quantized.",
@@ -97,8 +129,17 @@ def _named(view: View, adapter: str, said_bits: tuple[int, Value] | None) -> Ite
         )  # fmt: skip
     elif "qlora" in view.document.name.lower() and view.format in (*HF,) and not said_bits and switch is None and adapter in ("lora", ""):
         base = str(view.value("model_name_or_path", "base_model") or "").lower()
-        if not re.search(r"4bit|int4|gptq|awq|bnb|aqlm|8bit|int8|nf4", base + str(view.value("quantization_method", "quantization") or "").lower()):
-            yield said(view, None, "K07", WARNING, "The file is called qlora, but nothing in it quantizes the base.", "load_in_4bit: true (quantization_bit: 4 in LLaMA-Factory).")
+        if not re.search(
+            r"4bit|int4|gptq|awq|bnb|aqlm|8bit|int8|nf4", base + str(view.value("quantization_method", "quantization") or "").lower()
+        ):
+            yield said(
+                view,
+                None,
+                "K07",
+                WARNING,
+                "The file is called qlora, but nothing in it quantizes the base.",
+                "load_in_4bit: true (quantization_bit: 4 in LLaMA-Factory).",
+            )
 
 
 def pairs(setup: Setup) -> Iterator[Finding]:
@@ -116,21 +157,41 @@ def _lora(view: View) -> Iterator[Finding]:
     adapter = view.get("adapter", "finetuning_type", "peft_type", "train_type")
     if values and adapter is not None and str(adapter.value).lower() in ("full", "freeze", "none", "null", ""):
         yield said(
-            view, values[0], "K30", WARNING, f"{values[0].path[-1]} has no effect: {adapter.path[-1]} is {adapter.value or 'empty'}, so a full fine-tune starts.",
+            view, values[0], "K30", WARNING, f"{values[0].path[-1]} has no effect: {adapter.path[-1]} is {adapter.value or 'empty'}, so a "
+                f"full fine-tune starts.",
             f"Set {adapter.path[-1]} to lora, or remove the LoRA values.",
         )  # fmt: skip
         return
     off = view.get("lora_enable", "use_lora", "use_peft")
     if values and off is not None and not truthy(off.value) and isinstance(off.value, (bool, str)) and off.value != "":
-        yield said(view, off, "K30", WARNING, f"LoRA values are given, but {off.path[-1]} is off: a full fine-tune starts.", "Switch it on, or remove the values.")
+        yield said(
+            view,
+            off,
+            "K30",
+            WARNING,
+            f"LoRA values are given, but {off.path[-1]} is off: a full fine-tune starts.",
+            "Switch it on, or remove the values.",
+        )
     elif values and view.format in ("trainer", "trl") and not any(view.get(s) for s in LORA_SWITCHES) and not _lora_program(view):
         yield said(
-            view, values[0], "K30", WARNING, "LoRA values are given and nothing switches LoRA on: a program with a switch (--lora_enable, --use_peft) starts a full fine-tune.",
+            view, values[0], "K30", WARNING, "LoRA values are given and nothing switches LoRA on: a program with a switch (--lora_enable, "
+                "--use_peft) starts a full fine-tune.",
             "Add the switch.",
         )  # fmt: skip
-    elif not values and "lora" in view.document.name.lower() and view.format in ("trainer", "trl") and not any(view.get(s) for s in LORA_SWITCHES) and not _lora_program(view):
+    elif (
+        not values
+        and "lora" in view.document.name.lower()
+        and view.format in ("trainer", "trl")
+        and not any(view.get(s) for s in LORA_SWITCHES)
+        and not _lora_program(view)
+    ):
         yield said(
-            view, None, "K30", WARNING, "The file is called lora and nothing in it asks for LoRA: a full fine-tune starts, with ten times the memory.", "Add --lora_enable True (or the program's own switch)."
+            view,
+            None,
+            "K30",
+            WARNING,
+            "The file is called lora and nothing in it asks for LoRA: a full fine-tune starts, with ten times the memory.",
+            "Add --lora_enable True (or the program's own switch).",
         )
 
 
@@ -138,7 +199,9 @@ def _lora_program(view: View) -> bool:
     """The program itself is a LoRA program: its name says so, and its values need no switch."""
     import re as _re
 
-    return bool(_re.search(r"[\w/.-]*lora[\w.-]*\.py\b", view.document.text)) or view.document.syntax != "shell" and view.get("use_peft") is None and view.format == "trainer" and False
+    return bool(_re.search(r"[\w/.-]*lora[\w.-]*\.py\b", view.document.text)) or (
+        view.document.syntax != "shell" and view.get("use_peft") is None and view.format == "trainer" and False
+    )
 
 
 def _galore(view: View) -> Iterator[Finding]:
@@ -147,11 +210,19 @@ def _galore(view: View) -> Iterator[Finding]:
         kind = str(view.value("finetuning_type") or "").lower()
         if key is not None and truthy(key.value) and kind not in ("", "full"):
             yield said(
-                view, view.get("finetuning_type"), "K30", ERROR, f"{name} trains all weights through a low-rank gradient; finetuning_type {kind} freezes them, and LLaMA-Factory refuses the pair.",
+                view, view.get("finetuning_type"), "K30", ERROR, f"{name} trains all weights through a low-rank gradient; finetuning_type "
+                    f"{kind} freezes them, and LLaMA-Factory refuses the pair.",
                 "finetuning_type full.", put(view, view.get("finetuning_type"), "full"),
             )  # fmt: skip
         if key is not None and truthy(key.value) and view.get("deepspeed") and name != "use_badam":
-            yield said(view, key, "K30", ERROR, f"{name} and DeepSpeed exclude each other: gradients are partitioned before they can be projected.", "Drop one.")
+            yield said(
+                view,
+                key,
+                "K30",
+                ERROR,
+                f"{name} and DeepSpeed exclude each other: gradients are partitioned before they can be projected.",
+                "Drop one.",
+            )
 
 
 def _zero_plus(setup: Setup, view: View) -> Iterator[Finding]:
@@ -159,7 +230,15 @@ def _zero_plus(setup: Setup, view: View) -> Iterator[Finding]:
     for other in setup.seen("deepspeed"):
         key = other.get("zero_quantized_weights", "zero_quantized_gradients")
         if lora and key is not None and truthy(key.value):
-            yield said(other, key, "K30", WARNING, f"{key.path[-1]} (ZeRO++) quantizes frozen weights again at every gather, and adapters hardly have gradients.", "Switch it off with LoRA.", put(other, key, False))
+            yield said(
+                other,
+                key,
+                "K30",
+                WARNING,
+                f"{key.path[-1]} (ZeRO++) quantizes frozen weights again at every gather, and adapters hardly have gradients.",
+                "Switch it off with LoRA.",
+                put(other, key, False),
+            )
 
 
 def _frozen(setup: Setup, view: View) -> Iterator[Finding]:
@@ -167,12 +246,24 @@ def _frozen(setup: Setup, view: View) -> Iterator[Finding]:
         return
     frozen = next((k for k in view.all("freeze_vision_tower", "tune_mm_mlp_adapter", "freeze_backbone") if truthy(k.value)), None)
     unused = view.get("ddp_find_unused_parameters")
-    if frozen is not None and unused is not None and not truthy(unused.value) and any(truthy(k.value) for k in view.all("lora_enable", "use_lora")):
-        yield said(view, unused, "K30", NOTE, "Parts of the model are frozen under DDP: parameters without gradients make it wait unless requires_grad is off before wrapping.")
+    if (
+        frozen is not None
+        and unused is not None
+        and not truthy(unused.value)
+        and any(truthy(k.value) for k in view.all("lora_enable", "use_lora"))
+    ):
+        yield said(
+            view,
+            unused,
+            "K30",
+            NOTE,
+            "Parts of the model are frozen under DDP: parameters without gradients make it wait unless requires_grad is off before wrapping.",
+        )
 
 
 def _example(text: str) -> dict[str, Any]:
-    return {"train.yaml": "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: sft\ndo_train: true\n" + text + "template: default\ndataset: identity\ncutoff_len: 1024\n"
+    return {"train.yaml": "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: sft\ndo_train: true\n" + text + "template: default\ndataset: "
+        "identity\ncutoff_len: 1024\n"
             "output_dir: out\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nlearning_rate: 1.0e-5\n"}  # fmt: skip
 
 

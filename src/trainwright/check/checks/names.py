@@ -19,7 +19,8 @@ WRAP: tuple[tuple[str, str], ...] = (
     ("mixtral", "MixtralDecoderLayer"), ("mistral", "MistralDecoderLayer"), ("zephyr", "MistralDecoderLayer"), ("vicuna", "LlamaDecoderLayer"),
     ("llama", "LlamaDecoderLayer"), ("alpaca", "LlamaDecoderLayer"), ("tinyllama", "LlamaDecoderLayer"), ("gemma-3", "Gemma3DecoderLayer"),
     ("gemma-2", "Gemma2DecoderLayer"), ("gemma", "GemmaDecoderLayer"), ("mpt", "MPTBlock"), ("falcon", "FalconDecoderLayer"), ("opt-", "OPTDecoderLayer"),
-    ("gpt-neox", "GPTNeoXLayer"), ("pythia", "GPTNeoXLayer"), ("gpt2", "GPT2Block"), ("gpt-j", "GPTJBlock"), ("bloom", "BloomBlock"), ("phi-3", "Phi3DecoderLayer"),
+    ("gpt-neox", "GPTNeoXLayer"), ("pythia", "GPTNeoXLayer"), ("gpt2", "GPT2Block"), ("gpt-j", "GPTJBlock"), ("bloom", "BloomBlock"), ("phi-3",
+        "Phi3DecoderLayer"),
     ("phi-4", "Phi3DecoderLayer"), ("deepseek-v3", "DeepseekV3DecoderLayer"), ("gpt-oss", "GptOssDecoderLayer"), ("starcoder2", "Starcoder2DecoderLayer"),
     ("granite", "GraniteDecoderLayer"), ("olmo-2", "Olmo2DecoderLayer"),
 )  # fmt: skip
@@ -32,14 +33,16 @@ ENUMS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     (("fsdp_backward_prefetch",), ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"), ("accelerate", "axolotl")),
     (("fsdp_state_dict_type",), ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), ("accelerate", "axolotl")),
     (("fsdp_sharding_strategy",), ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"), ("accelerate", "axolotl", "llm_foundry")),
-    (("distributed_type",), ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA",
+    (("distributed_type",), ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU",
+        "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA",
                              "TPU", "MEGATRON_LM"), ("accelerate",)),
     (("mixed_precision",), ("no", "fp16", "bf16", "fp8"), ("accelerate",)),
     (("finetuning_type",), ("lora", "oft", "freeze", "full"), ("llama_factory",)),
     (("stage",), ("pt", "sft", "rm", "ppo", "dpo", "kto"), ("llama_factory",)),
     (("pp_engine",), ("1f1b", "afab"), ("nanotron",)),
     (("tp_mode",), ("ALL_REDUCE", "REDUCE_SCATTER"), ("nanotron",)),
-    (("pipeline_parallel_schedule",), ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble", "DualPipeV", "PipelineScheduleSingle",
+    (("pipeline_parallel_schedule",), ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble", "DualPipeV",
+        "PipelineScheduleSingle",
                                        "PipelineScheduleMulti"), ("torchtitan", "primus")),
     (("recompute_granularity",), ("full", "selective"), ("megatron",)),
     (("recompute_method",), ("uniform", "block"), ("megatron",)),
@@ -48,7 +51,18 @@ ENUMS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     (("adapter",), ("lora", "qlora", "llama-adapter", "ia3"), ("axolotl",)),
 )  # fmt: skip
 EMPTY = ("", "none", "null", "auto")
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "xformers", "sage", "s2", "fp8")
+ATTENTION = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "flex_attention",
+    "xformers",
+    "sage",
+    "s2",
+    "fp8",
+)
 FACTORY_ATTENTION = ("auto", "disabled", "sdpa", "fa2", "fa3")
 FACTORY_V1_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 
@@ -66,7 +80,14 @@ def _enum(view: View, key: Value | None, allowed: tuple[str, ...]) -> Iterator[F
     if key is None or isinstance(key.value, (bool, int, float, dict, list)) or key.value is None:
         return
     text = str(key.value).strip()
-    if text.lower() in EMPTY or "$" in text or "{" in text or text.isdigit() or text.upper() in {a.upper() for a in allowed} or text == "???":
+    if (
+        text.lower() in EMPTY
+        or "$" in text
+        or "{" in text
+        or text.isdigit()
+        or text.upper() in {a.upper() for a in allowed}
+        or text == "???"
+    ):
         return
     near = nearest(text, allowed) or [a for a in allowed if text.lower() in a.lower()]
     yield said(
@@ -83,9 +104,19 @@ def _attention(view: View) -> Iterator[Finding]:
     if view.format == "llama_factory":
         newer = view.get("model") is not None and view.get("model_name_or_path") is None
         allowed: tuple[str, ...] = FACTORY_V1_ATTENTION if newer else FACTORY_ATTENTION
-        alias = {"fa2": "flash_attention_2", "fa3": "flash_attention_3"} if newer else {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}
+        alias = (
+            {"fa2": "flash_attention_2", "fa3": "flash_attention_3"} if newer else {"flash_attention_2": "fa2", "flash_attention_3": "fa3"}
+        )
     elif view.format in (*HF, "automodel", "nanotron"):
-        allowed, alias = ATTENTION, {"fa2": "flash_attention_2", "flash_attn": "flash_attention_2", "flash_attn_2": "flash_attention_2", "flash": "flash_attention_2"}
+        allowed, alias = (
+            ATTENTION,
+            {
+                "fa2": "flash_attention_2",
+                "flash_attn": "flash_attention_2",
+                "flash_attn_2": "flash_attention_2",
+                "flash": "flash_attention_2",
+            },
+        )
     else:
         return
     if text in allowed or truthy(text) or text.lower() in ("false", "none", "null"):
@@ -109,7 +140,8 @@ def _wrap_class(setup: Setup, view: View) -> Iterator[Finding]:
     known = {c for _, c in WRAP}
     if right and right not in classes and not classes & SAME.get(right, frozenset()) and classes & known:
         yield said(
-            view, key, "K21", ERROR, f"{', '.join(sorted(classes))} is not a layer of {named}: FSDP finds nothing to wrap and stops, or keeps the whole model in one unit.",
+            view, key, "K21", ERROR, f"{', '.join(sorted(classes))} is not a layer of {named}: FSDP finds nothing to wrap and stops, or "
+                f"keeps the whole model in one unit.",
             f"Use {right}.", put(view, key, right),
         )  # fmt: skip
 
@@ -151,7 +183,6 @@ def _flavor(view: View) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-
 def _shape(setup: Setup, view: View) -> Iterator[Finding]:
     """Keys of a config.json that the file states against the published model that it names."""
     name = setup.value("model.name")
@@ -160,14 +191,16 @@ def _shape(setup: Setup, view: View) -> Iterator[Finding]:
     published = catalogued(name)
     if published is None:
         return
-    for key, value in (("num_hidden_layers", published.num_layers), ("hidden_size", published.hidden), ("num_attention_heads", published.heads), ("num_key_value_heads", published.kv_heads),
+    for key, value in (("num_hidden_layers", published.num_layers), ("hidden_size", published.hidden), ("num_attention_heads", published.heads),
+        ("num_key_value_heads", published.kv_heads),
                        ("num_experts", published.experts)):  # fmt: skip
         fact = setup.fact(f"model.{key}")
         number = whole(fact.value) if fact else None
         if fact and number and value and number != value and fact.place.file == view.document.name:
             shrunk = key == "num_hidden_layers" and number < value
             yield about(
-                fact, "K25", NOTE if shrunk else WARNING, f"{key} is {number}; {published.name} as published has {value}." + (" Fewer layers are a usual proxy." if shrunk else ""),
+                fact, "K25", NOTE if shrunk else WARNING, f"{key} is {number}; {published.name} as published has {value}." + (" Fewer layers "
+                    "are a usual proxy." if shrunk else ""),
                 f"Use {value}.",
             )  # fmt: skip
 
@@ -178,7 +211,11 @@ def catalogued(name: str) -> Any:
     from ...errors import TrainwrightError
 
     for candidate in (name, name.rsplit("/", 1)[-1]):
-        if re.search(r"^[./~$]|\.json$", candidate) or not re.search(r"[A-Za-z]", candidate) or re.fullmatch(r"[\d.]+[kmbtKMBT]", candidate):
+        if (
+            re.search(r"^[./~$]|\.json$", candidate)
+            or not re.search(r"[A-Za-z]", candidate)
+            or re.fullmatch(r"[\d.]+[kmbtKMBT]", candidate)
+        ):
             continue
         try:
             return load_model(candidate)
@@ -197,22 +234,34 @@ def _vocabulary(setup: Setup) -> Iterator[Finding]:
     if multiple == 1 and size % tp:
         padded = -(-size // tp) * tp
         yield about(
-            fact, "K25", WARNING, f"Vocabulary {size} is no multiple of tp {tp} and is not padded.", f"Pad it to {padded} (make_vocab_size_divisible_by {tp} or 64)."
+            fact,
+            "K25",
+            WARNING,
+            f"Vocabulary {size} is no multiple of tp {tp} and is not padded.",
+            f"Pad it to {padded} (make_vocab_size_divisible_by {tp} or 64).",
         )
     elif multiple > 1 and size % (multiple * tp):
-        yield about(fact, "K25", NOTE, f"Vocabulary {size} is padded to {-(-size // (multiple * tp)) * multiple * tp} (a multiple of {multiple} x tp {tp}).")
+        yield about(
+            fact,
+            "K25",
+            NOTE,
+            f"Vocabulary {size} is padded to {-(-size // (multiple * tp)) * multiple * tp} (a multiple of {multiple} x tp {tp}).",
+        )
 
 
 CHECK = (
     Check(
         "K21", "names of classes, policies and kernels exist", names,
-        Example({"fsdp.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE\n  fsdp_min_num_params: 1000000\n"
-                 "  fsdp_sharding_strategy: FULL_SHARD\nmachine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"}),
+        Example({"fsdp.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE\n  "
+            "fsdp_min_num_params: 1000000\n"
+                 "  fsdp_sharding_strategy: FULL_SHARD\nmachine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: "
+                 "1\nnum_processes: 8\n"}),
         "error", "an old strategy name where the file says version 1; a number for an enumeration",
     ),
     Check(
         "K25", "the model is the published one", presets,
-        Example({"llama3_405b.toml": '[job]\ndump_folder = "out"\n[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\nsteps = 100\n'
+        Example({"llama3_405b.toml": '[job]\ndump_folder = "out"\n[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
+            'seq_len = 8192\nsteps = 100\n'
                  "[parallelism]\ntensor_parallel_degree = 8\n[optimizer]\nname = \"AdamW\"\nlr = 1e-4\n"}),
         "warning; note for fewer layers and for the padded vocabulary", "a proxy with fewer layers",
     ),

@@ -9,9 +9,32 @@ from ..setup import Setup
 from ..view import Value, View, truthy
 from ._tools import ERROR, NOTE, WARNING, put, said
 
-HALF = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "bfloat16": "bf16", "bf16": "bf16", "bf16-mixed": "bf16"}
+HALF = {
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "bf16-mixed": "bf16",
+}
 FULL = {"float32": "fp32", "fp32": "fp32", "no": "fp32", "32": "fp32", "32-true": "fp32"}
-BF16_FAMILIES = ("qwen2", "qwen3", "qwen2.5", "llama-3", "llama3", "gemma", "mistral", "mixtral", "deepseek", "gpt-oss", "phi-3", "phi-4", "olmo-2")
+BF16_FAMILIES = (
+    "qwen2",
+    "qwen3",
+    "qwen2.5",
+    "llama-3",
+    "llama3",
+    "gemma",
+    "mistral",
+    "mixtral",
+    "deepseek",
+    "gpt-oss",
+    "phi-3",
+    "phi-4",
+    "olmo-2",
+)
 
 
 def compute(view: View) -> tuple[str, Value] | None:
@@ -56,11 +79,19 @@ def _inside(view: View) -> Iterator[Finding]:
     both = [k for f in ("fp16", "bf16") for k in [view.get(f)] if k is not None and not isinstance(k.value, dict) and truthy(k.value)]
     blocks = [k for f in ("fp16.enabled", "bf16.enabled", "bfloat16.enabled") for k in [view.get(f)] if k is not None and truthy(k.value)]
     if len(both) == 2 or len(blocks) == 2:
-        yield said(view, (both if len(both) == 2 else blocks)[1], "K06", ERROR, "fp16 and bf16 are both on: the engine stops.", "Turn one of them off.")
+        yield said(
+            view,
+            (both if len(both) == 2 else blocks)[1],
+            "K06",
+            ERROR,
+            "fp16 and bf16 are both on: the engine stops.",
+            "Turn one of them off.",
+        )
     run, held = compute(view), weights(view)
     if run and held and run[0] != held[0] and run[0] != "fp32" and not quantized_in_half(view):
         yield said(
-            view, held[1], "K06", WARNING, f"Weights are loaded in {held[0]} while training runs in {run[0]}: every product converts, and {'overflow' if held[0] == 'fp16' else 'rounding'} comes with it.",
+            view, held[1], "K06", WARNING, f"Weights are loaded in {held[0]} while training runs in {run[0]}: every product converts, and "
+                f"{'overflow' if held[0] == 'fp16' else 'rounding'} comes with it.",
             f"Load them in {run[0]}.", put(view, held[1], "bfloat16" if run[0] == "bf16" else "float16"),
         )  # fmt: skip
     if view.format == "accelerate" and run:
@@ -71,12 +102,14 @@ def _accelerate(view: View, kind: str, key: Value) -> Iterator[Finding]:
     file = view.get("deepspeed_config_file")
     if file is not None and file.value and kind == "fp32":
         yield said(
-            view, key, "K06", WARNING, f"mixed_precision no, while {file.value} decides the precision: Accelerate refuses the pair where that file says fp16 or bf16.",
+            view, key, "K06", WARNING, f"mixed_precision no, while {file.value} decides the precision: Accelerate refuses the pair where "
+                f"that file says fp16 or bf16.",
             "Remove mixed_precision here, or say what that file says.",
         )  # fmt: skip
     elif kind == "fp16" and view.value("distributed_type") in ("FSDP", "MULTI_GPU", "DEEPSPEED"):
         yield said(
-            view, key, "K06", NOTE, "fp16 here must be fp16 in the training arguments too; models published in bf16 overflow in it.", "bf16 on Ampere and later.",
+            view, key, "K06", NOTE, "fp16 here must be fp16 in the training arguments too; models published in bf16 overflow "
+                "in it.", "bf16 on Ampere and later.",
             put(view, key, "bf16"),
         )  # fmt: skip
 
@@ -88,7 +121,14 @@ def _megatron(setup: Setup) -> Iterator[Finding]:
     for view, (kind, key) in flags:
         for other, (block, block_key) in blocks:
             if kind != block:
-                yield said(view, key, "K06", ERROR, f"--{kind} here and {block} in the DeepSpeed block ({other.place(block_key)}).", f"Say {block} in both.")
+                yield said(
+                    view,
+                    key,
+                    "K06",
+                    ERROR,
+                    f"--{kind} here and {block} in the DeepSpeed block ({other.place(block_key)}).",
+                    f"Say {block} in both.",
+                )
 
 
 def quantized_in_half(view: View) -> bool:
@@ -108,12 +148,23 @@ def hardware(setup: Setup) -> Iterator[Finding]:
     for view in setup.views:
         run = compute(view)
         if run and run[0] == "bf16" and any(o in gpu for o in OLD):
-            yield said(view, run[1], "K31", ERROR, f"bf16 on {words}: it has no bf16 units (Ampere and later do).", "Use fp16 with dynamic loss scaling.")
+            yield said(
+                view,
+                run[1],
+                "K31",
+                ERROR,
+                f"bf16 on {words}: it has no bf16 units (Ampere and later do).",
+                "Use fp16 with dynamic loss scaling.",
+            )
         fp8 = view.get("fp8", "fp8_format", "fp8_recipe", "enable_fp8")
         if fp8 is not None and fp8.value not in (None, False, "false", "null", "none", "") and any(o in gpu for o in NO_FP8):
             yield said(view, fp8, "K31", ERROR, f"fp8 on {words}: Hopper, Ada and later have it.", "Use bf16.")
         flash = view.get("attn_implementation", "flash_attn", "flash_attention", "use_flash_attn")
-        if flash is not None and (str(flash.value).lower() in ("flash_attention_2", "fa2") or truthy(flash.value)) and any(o in gpu for o in OLD):
+        if (
+            flash is not None
+            and (str(flash.value).lower() in ("flash_attention_2", "fa2") or truthy(flash.value))
+            and any(o in gpu for o in OLD)
+        ):
             yield said(view, flash, "K31", ERROR, f"FlashAttention 2 on {words}: it needs Ampere.", "Use sdpa.")
 
 

@@ -89,22 +89,50 @@ def _shell(document: Document) -> Iterator[Finding]:
     late = next((i for i, line in enumerate(lines, 1) if first and i > first and DIRECTIVE.match(line)), None)
     if first and late:
         yield Finding(
-            "K08", ERROR, Place(document.name, late), f"#SBATCH stands behind the first command (line {first}): Slurm stops reading there and ignores it.", "Move it to the top."
+            "K08",
+            ERROR,
+            Place(document.name, late),
+            f"#SBATCH stands behind the first command (line {first}): Slurm stops reading there and ignores it.",
+            "Move it to the top.",
         )
     for i, line in enumerate(lines, 1):
         bare = line.strip()
         if bare.startswith('"""') or bare.startswith("'''"):
-            yield Finding("K08", ERROR, Place(document.name, i), "A Python docstring in a shell script: the shell runs it as a command.", "Write it as comments, or : <<'EOF'.")
+            yield Finding(
+                "K08",
+                ERROR,
+                Place(document.name, i),
+                "A Python docstring in a shell script: the shell runs it as a command.",
+                "Write it as comments, or : <<'EOF'.",
+            )
             break
     for i, line in enumerate(lines, 1):
         if headed and line.strip() == "sbatch":
-            yield Finding("K08", ERROR, Place(document.name, i), "A bare sbatch inside the job: it reads a script from standard input and submits nothing.", "Remove it.")
+            yield Finding(
+                "K08",
+                ERROR,
+                Place(document.name, i),
+                "A bare sbatch inside the job: it reads a script from standard input and submits nothing.",
+                "Remove it.",
+            )
     last = max((i for i, line in enumerate(lines, 1) if line.strip()), default=0)
     if last and lines[last - 1].rstrip().endswith("\\") and not lines[last - 1].lstrip().startswith("#"):
-        yield Finding("K08", WARNING, Place(document.name, last), "The last line ends with a continuation: the next line that is added becomes an argument.", "Remove the backslash.")
+        yield Finding(
+            "K08",
+            WARNING,
+            Place(document.name, last),
+            "The last line ends with a continuation: the next line that is added becomes an argument.",
+            "Remove the backslash.",
+        )
     for i, line in enumerate(lines[:-1], 1):
         if re.search(r"\\[ \t]+$", line) and not line.lstrip().startswith("#"):
-            yield Finding("K08", ERROR, Place(document.name, i), "A blank behind the backslash: the command ends here and its other arguments become a command of their own.", "Remove the blank.")
+            yield Finding(
+                "K08",
+                ERROR,
+                Place(document.name, i),
+                "A blank behind the backslash: the command ends here and its other arguments become a command of their own.",
+                "Remove the blank.",
+            )
     yield from _heredocs(document, lines)
     yield from _unchained(document, lines)
     yield from _blocks(document, lines)
@@ -121,7 +149,11 @@ def _heredocs(document: Document, lines: list[str]) -> Iterator[Finding]:
         elif line.strip() == end:
             if i > 1 and lines[i - 2].rstrip().endswith("\\"):
                 yield Finding(
-                    "K08", WARNING, Place(document.name, i - 1), "A continuation behind the last argument of a here-document: what stands behind it is joined on.", "Remove the backslash."
+                    "K08",
+                    WARNING,
+                    Place(document.name, i - 1),
+                    "A continuation behind the last argument of a here-document: what stands behind it is joined on.",
+                    "Remove the backslash.",
                 )
             end = None
 
@@ -141,15 +173,36 @@ def _unchained(document: Document, lines: list[str]) -> Iterator[Finding]:
         if here and "<<<" not in line and not line.lstrip().startswith("#"):
             depth = here.group(1)
         before = lines[i - 2].rstrip() if i > 1 else ""
-        if FLAG.match(line) and before and not before.endswith(("\\", "(", '"', "'", "|", "&")) and not quoted and not _in_array(lines, i) and not before.lstrip().startswith("#"):
+        if (
+            FLAG.match(line)
+            and before
+            and not before.endswith(("\\", "(", '"', "'", "|", "&"))
+            and not quoted
+            and not _in_array(lines, i)
+            and not before.lstrip().startswith("#")
+        ):
             if i > 2 and (FLAG.match(lines[i - 2]) or lines[i - 3].rstrip().endswith("\\")):
                 yield Finding(
-                    "K08", ERROR, Place(document.name, i), f"{FLAG.match(line).group(1)} is lost: the line above does not end with a backslash, so the command ended there.",  # type: ignore[union-attr]
+                    "K08", ERROR, Place(document.name, i), f"{FLAG.match(line).group(1)} is lost: the line above does not end with a "
+                    f"backslash, so the command ended there.",  # type: ignore[union-attr]
                     "Add the backslash to the line above.",
                 )  # fmt: skip
                 return
-        elif FLAG.match(line) and before.lstrip().startswith("#") and i > 2 and lines[i - 3].rstrip().endswith("\\") and not quoted and not _in_array(lines, i):
-            yield Finding("K08", ERROR, Place(document.name, i), "A comment inside a continued command: what follows it is lost.", "Move the comment out of the command.")
+        elif (
+            FLAG.match(line)
+            and before.lstrip().startswith("#")
+            and i > 2
+            and lines[i - 3].rstrip().endswith("\\")
+            and not quoted
+            and not _in_array(lines, i)
+        ):
+            yield Finding(
+                "K08",
+                ERROR,
+                Place(document.name, i),
+                "A comment inside a continued command: what follows it is lost.",
+                "Move the comment out of the command.",
+            )
             return
         if len(re.findall(r'(?<!\\)"', re.sub(r"'[^']*'", "", line.split(" #")[0]))) % 2:
             quoted = not quoted
@@ -171,8 +224,19 @@ def _blocks(document: Document, lines: list[str]) -> Iterator[Finding]:
         bare = line.split(" #")[0].strip()
         if re.match(r"(?:el)?if\b", bare) and not re.search(r"\bthen\b", bare) and not bare.endswith(("\\", "&&", "||", "|")):
             following = next((x.strip() for x in lines[i:] if x.strip() and not x.strip().startswith("#")), "")
-            if not following.startswith("then") and re.match(r"(?:el)?if\s+(?:!\s*)?[\[(]", bare) and not re.match(r"^(\[\[|&&|\|\||\(|\[|-)", following):
-                yield Finding("K08", ERROR, Place(document.name, i), f"{bare.split()[0]} without then: bash refuses the script, or takes a later then for it.", "Add then.", ())
+            if (
+                not following.startswith("then")
+                and re.match(r"(?:el)?if\s+(?:!\s*)?[\[(]", bare)
+                and not re.match(r"^(\[\[|&&|\|\||\(|\[|-)", following)
+            ):
+                yield Finding(
+                    "K08",
+                    ERROR,
+                    Place(document.name, i),
+                    f"{bare.split()[0]} without then: bash refuses the script, or takes a later then for it.",
+                    "Add then.",
+                    (),
+                )
                 return
 
 
@@ -191,7 +255,12 @@ def twice(setup: Setup) -> Iterator[Finding]:
         yield from _same_meaning(view)
 
 
-ONE_MEANING = (("encoder_seq_length", "seq_length"), ("train_iters", "train_samples"), ("lr_decay_iters", "lr_decay_samples"), ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction"))
+ONE_MEANING = (
+    ("encoder_seq_length", "seq_length"),
+    ("train_iters", "train_samples"),
+    ("lr_decay_iters", "lr_decay_samples"),
+    ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction"),
+)
 
 
 def _same_meaning(view: View) -> Iterator[Finding]:
@@ -222,17 +291,30 @@ def types(setup: Setup) -> Iterator[Finding]:
             continue
         for name in NUMBERS:
             key = view.get(name)
-            if key is None or isinstance(key.value, (dict, list)) and name != "learning_rate" or not isinstance(key.value, (str, list)):
+            if key is None or (isinstance(key.value, (dict, list)) and name != "learning_rate") or not isinstance(key.value, (str, list)):
                 continue
             text = str(key.value).strip()
-            if isinstance(key.value, str) and (as_number(text) is not None or text.lower() in ("auto", "none", "null", "", "???", "~") or re.search(r"[${<%!]|^[A-Z_]+$|:", text)):
+            if isinstance(key.value, str) and (
+                as_number(text) is not None
+                or text.lower() in ("auto", "none", "null", "", "???", "~")
+                or re.search(r"[${<%!]|^[A-Z_]+$|:", text)
+            ):
                 continue
-            yield said(view, key, "K27", ERROR, f"{key.path[-1]} is {text[:40]!r}, a {'list' if isinstance(key.value, list) else 'text'}: a number is read here.", "Write a number.")
+            yield said(
+                view,
+                key,
+                "K27",
+                ERROR,
+                f"{key.path[-1]} is {text[:40]!r}, a {'list' if isinstance(key.value, list) else 'text'}: a number is read here.",
+                "Write a number.",
+            )
         yield from _null_text(view)
 
 
-NULLABLE = ("max_steps", "resume_from_checkpoint", "dataset_num_proc", "num_query_groups", "virtual_pipeline_model_parallel_size", "recompute_granularity", "main_process_ip",
-            "activations_checkpoint_method", "resume_checkpoint_path", "dp_size", "ddp_find_unused_parameters", "main_process_port", "recompute_method", "recompute_num_layers")  # fmt: skip
+NULLABLE = ("max_steps", "resume_from_checkpoint", "dataset_num_proc", "num_query_groups", "virtual_pipeline_model_parallel_size",
+    "recompute_granularity", "main_process_ip",
+            "activations_checkpoint_method", "resume_checkpoint_path", "dp_size", "ddp_find_unused_parameters", "main_process_port",
+                "recompute_method", "recompute_num_layers")  # fmt: skip
 
 
 def _null_text(view: View) -> Iterator[Finding]:
@@ -240,13 +322,33 @@ def _null_text(view: View) -> Iterator[Finding]:
     for name in NULLABLE:
         key = view.get(name)
         if key is not None and isinstance(key.value, str) and key.value.strip() == "None" and view.document.syntax in ("yaml", "json"):
-            yield said(view, key, "K27", WARNING, f"{key.path[-1]} is the text 'None': YAML and JSON write null.", "Write null.", Change(view.document.name, key.path, None))
-        elif key is not None and isinstance(key.value, str) and re.fullmatch(r"\(.*\)", key.value.strip()) and view.document.syntax == "yaml":
-            yield said(view, key, "K27", WARNING, f"{key.path[-1]} is the text {key.value!r}: YAML has no tuples.", "Write a list in brackets.")
+            yield said(
+                view,
+                key,
+                "K27",
+                WARNING,
+                f"{key.path[-1]} is the text 'None': YAML and JSON write null.",
+                "Write null.",
+                Change(view.document.name, key.path, None),
+            )
+        elif (
+            key is not None and isinstance(key.value, str) and re.fullmatch(r"\(.*\)", key.value.strip()) and view.document.syntax == "yaml"
+        ):
+            yield said(
+                view, key, "K27", WARNING, f"{key.path[-1]} is the text {key.value!r}: YAML has no tuples.", "Write a list in brackets."
+            )
     for key in view.all("betas", "adam_betas"):
         if isinstance(key.value, str) and re.fullmatch(r"\(.*\)", key.value.strip()):
             numbers = [as_number(n) for n in key.value.strip("() ").split(",") if n.strip()]
-            yield said(view, key, "K27", ERROR, f"{key.path[-1]} is the text {key.value!r}: YAML has no tuples.", "Write a list in brackets.", put(view, key, numbers))
+            yield said(
+                view,
+                key,
+                "K27",
+                ERROR,
+                f"{key.path[-1]} is the text {key.value!r}: YAML has no tuples.",
+                "Write a list in brackets.",
+                put(view, key, numbers),
+            )
 
 
 CHECK = (
@@ -258,12 +360,14 @@ CHECK = (
     ),
     Check(
         "K09", "keys and flags stand once", twice,
-        Example({"args.yaml": "model_name_or_path: gpt2\ngradient_checkpointing: true\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nlearning_rate: 2.0e-5\ngradient_checkpointing: false\noutput_dir: out\n"}),
+        Example({"args.yaml": "model_name_or_path: gpt2\ngradient_checkpointing: true\nper_device_train_batch_size: 4\n"
+            "gradient_accumulation_steps: 2\nlearning_rate: 2.0e-5\ngradient_checkpointing: false\noutput_dir: out\n"}),
         "error where the engine refuses; warning in files; note in scripts, where defaults are overridden on purpose",
     ),
     Check(
         "K27", "values have the type that is read", types,
-        Example({"args.yaml": "model_name_or_path: gpt2\nper_device_train_batch_size: four\ngradient_accumulation_steps: 2\nlearning_rate: 2.0e-5\nbf16: true\noutput_dir: out\nnum_train_epochs: 1\n"}),
+        Example({"args.yaml": "model_name_or_path: gpt2\nper_device_train_batch_size: four\ngradient_accumulation_steps: 2\nlearning_rate: "
+            "2.0e-5\nbf16: true\noutput_dir: out\nnum_train_epochs: 1\n"}),
         "error for a text or list where a number is read; warning for None as text", "2e-5, which YAML 1.1 leaves as text",
     ),
 )  # fmt: skip

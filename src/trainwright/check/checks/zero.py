@@ -51,17 +51,20 @@ def stages(setup: Setup) -> Iterator[Finding]:
         init = view.get("zero3_init_flag")
         if init is not None and view.on("zero3_init_flag"):
             yield said(
-                view, init, "K05", WARNING, f"zero3_init_flag is on at stage {stage}: it partitions parameters while they are built, which only stage 3 can gather again.",
+                view, init, "K05", WARNING, f"zero3_init_flag is on at stage {stage}: it partitions parameters while they are built, which "
+                    f"only stage 3 can gather again.",
                 "Set it to false.", put(view, init, False),
             )  # fmt: skip
         for name in STAGE3_ONLY:
             key = view.get(name)
             if key is not None and (name.startswith("stage3_") or name.startswith("zero3_")) and key.value not in (None, False, "false"):
-                yield said(view, key, "K05", NOTE, f"{key.path[-1]} is read at stage 3 only; the stage is {stage}.", "Remove it.", drop(view, key))
+                yield said(
+                    view, key, "K05", NOTE, f"{key.path[-1]} is read at stage 3 only; the stage is {stage}.", "Remove it.", drop(view, key)
+                )
 
 
 def automatic(setup: Setup) -> Iterator[Finding]:
-    """"auto" that nobody fills."""
+    """ "auto" that nobody fills."""
     trainer = any(True for _ in setup.seen("trainer", "trl", "llama_factory", "axolotl"))
     for view in setup.seen("deepspeed"):
         for key in view.all(*(_last(view))):
@@ -105,7 +108,15 @@ def hierarchy(setup: Setup) -> Iterator[Finding]:
             continue
         stage = stage_of(view)
         if stage is not None and stage < 3:
-            yield said(view, key, "K34", WARNING, f"zero_hpz_partition_size is read at stage 3 only; the stage is {stage}.", "Remove it.", drop(view, key))
+            yield said(
+                view,
+                key,
+                "K34",
+                WARNING,
+                f"zero_hpz_partition_size is read at stage 3 only; the stage is {stage}.",
+                "Remove it.",
+                drop(view, key),
+            )
         elif per_node and size != per_node:
             yield said(
                 view, key, "K34", ERROR if per_node % size else WARNING,
@@ -121,13 +132,25 @@ def disk(setup: Setup) -> Iterator[Finding]:
             if key is None or str(key.value).lower() != "nvme":
                 continue
             path = view.value(f"{block}.nvme_path", f"{block}_nvme_path", "nvme_path")
-            if not path or str(path).lower() in ("none", "null", "auto") and view.format != "accelerate":
-                yield said(view, key, "K36", ERROR, f"{block} goes to NVMe, but no nvme_path is given.", "Add nvme_path, a folder on a local disk.")
-            elif str(path).startswith(("/tmp", "/dev/shm")) or "nvme" not in str(path).lower() and str(path).startswith(("/home", "/mnt/nfs", "/nfs")):
-                yield said(view, key, "K36", WARNING, f"nvme_path {path} is usually no local NVMe disk: the step waits for it.", "Point it at the node's own NVMe disk.")
+            if not path or (str(path).lower() in ("none", "null", "auto") and view.format != "accelerate"):
+                yield said(
+                    view, key, "K36", ERROR, f"{block} goes to NVMe, but no nvme_path is given.", "Add nvme_path, a folder on a local disk."
+                )
+            elif str(path).startswith(("/tmp", "/dev/shm")) or (
+                "nvme" not in str(path).lower() and str(path).startswith(("/home", "/mnt/nfs", "/nfs"))
+            ):
+                yield said(
+                    view,
+                    key,
+                    "K36",
+                    WARNING,
+                    f"nvme_path {path} is usually no local NVMe disk: the step waits for it.",
+                    "Point it at the node's own NVMe disk.",
+                )
             if view.format == "deepspeed" and view.get("aio") is None:
                 yield said(
-                    view, key, "K36", NOTE, "Offload to NVMe without an aio block: DeepSpeed's default queue (8 deep, one thread) leaves most of the disk idle.",
+                    view, key, "K36", NOTE, "Offload to NVMe without an aio block: DeepSpeed's default queue (8 deep, one thread) leaves "
+                        "most of the disk idle.",
                     'Add "aio": {"block_size": 1048576, "queue_depth": 32, "intra_op_parallelism": 4, "overlap_events": true}.',
                 )  # fmt: skip
 
@@ -151,14 +174,29 @@ def sizes(setup: Setup) -> Iterator[Finding]:
             if key is None or value is None:
                 continue
             if value > most:
-                yield said(view, key, "K37", WARNING, f"{name} {value:g} is far above what is meant ({most:g} at most)" + (f": {why}." if why else "."), f"Use {min(most, 5e8):g} or less.")
+                yield said(
+                    view,
+                    key,
+                    "K37",
+                    WARNING,
+                    f"{name} {value:g} is far above what is meant ({most:g} at most)" + (f": {why}." if why else "."),
+                    f"Use {min(most, 5e8):g} or less.",
+                )
             elif value < least:
-                yield said(view, key, "K37", WARNING, f"{name} {value:g} is far below what is meant: every message becomes latency.", f"Use {least:g} or more.")
+                yield said(
+                    view,
+                    key,
+                    "K37",
+                    WARNING,
+                    f"{name} {value:g} is far below what is meant: every message becomes latency.",
+                    f"Use {least:g} or more.",
+                )
         power, scale = view.get("initial_scale_power"), view.get("fp16.loss_scale", "loss_scale")
         number = as_number(power.value) if power else None
         if power and number is not None and number > 24 and view.value("fp16.enabled") not in (False, "false"):
             yield said(
-                view, power, "K37", NOTE, f"initial_scale_power {number:g}: the loss scale begins at 2^{number:g}, and about {number - 16:g} steps are skipped until it has come down.",
+                view, power, "K37", NOTE, f"initial_scale_power {number:g}: the loss scale begins at 2^{number:g}, and about {number - 16:g} "
+                    f"steps are skipped until it has come down.",
                 "16 is DeepSpeed's default.", put(view, power, 16),
             )  # fmt: skip
         fixed = as_number(scale.value) if scale else None

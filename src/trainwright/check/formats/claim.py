@@ -1,4 +1,4 @@
-"""A published figure: JSON with what was claimed (``model``, ``gpu``, ``n_gpus``, ``measured_peak_gb``, ``tokens_per_s_total``, ``claimed_mfu``, ...), alone or under ``claim``."""
+"""A published figure: JSON with what was claimed (``model``, ``gpu``, ``n_gpus``, ``measured_peak_gb``, ``claimed_mfu``, ...), alone or under ``claim``."""
 
 from __future__ import annotations
 
