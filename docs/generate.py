@@ -1,4 +1,5 @@
-"""Writes docs/commands.md from the commands' own help. `--check` writes nothing and exits 1 where the page is stale."""
+"""Writes docs/commands.md from the commands' own help and docs/checks.md from the registry of checks. `--check` writes nothing and exits 1 where a page is
+stale."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "commands.md"
+CHECKS_PAGE = Path(__file__).parent / "checks.md"
 
 
 def commands() -> dict[str, Any]:
@@ -44,9 +46,41 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def checks_page() -> str:
+    """Every check of `trainwright check`: what it looks for, how bad it is, what is right all the same, and a file that shows it."""
+    from trainwright.check.checks import CHECKS
+
+    parts = ["# Checks\n", "What `trainwright check` looks for. Made from the registry by `make docs`; a test fails when it is stale.\n"]
+    parts += [
+        "| check | what | severity |\n|---|---|---|\n"
+        + "".join(f"| {c.name} | {c.title} | {c.severity} |\n" for _, c in sorted(CHECKS.items()))
+    ]
+    for _, check in sorted(CHECKS.items()):
+        parts.append(f"## {check.name}: {check.title}\n")
+        if check.right:
+            parts.append(f"Right all the same: {check.right}.\n")
+        example = check.example
+        said = [f"`{k}`: `{v}`" for k, v in (("--launch", example.launch), ("--model", example.model), ("--on", example.on)) if v]
+        parts += [f"`{name}`\n\n```text\n{text.rstrip()}\n```\n" for name, text in example.files.items()]
+        parts += ["with " + ", ".join(said) + "\n"] if said else []
+        parts.append("".join(f"* {f.place}: {f.what}" + (f" *{f.mend}*" if f.mend else "") + "\n" for f in found(check)))
+    return "\n".join(parts)
+
+
+def found(check: Any) -> list[Any]:
+    """What the check itself says of its example."""
+    from trainwright.check.read import read_setup
+
+    example = check.example
+    asked = {k: v for k, v in (("model", example.model), ("on", example.on)) if v}
+    return list(check.run(read_setup(dict(example.files), example.launch, asked)))
+
+
 if __name__ == "__main__":
     os.environ.update(TERM="dumb", COLUMNS="100", NO_COLOR="1")
-    text = page()
+    pages = {PAGE: page(), CHECKS_PAGE: checks_page()}
+    stale = [p.name for p, text in pages.items() if not p.exists() or p.read_text() != text]
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.exists() and PAGE.read_text() == text else "docs/commands.md is stale: run `make docs`")
-    PAGE.write_text(text)
+        sys.exit(f"docs/{', docs/'.join(stale)} is stale: run `make docs`" if stale else 0)
+    for path, text in pages.items():
+        path.write_text(text)

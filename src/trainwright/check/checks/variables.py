@@ -31,7 +31,7 @@ GIVEN = re.compile(
         MASTER_ADDR MASTER_PORT WANDB\\w* SKYPILOT\\w* AWS\\w* AZ\\w+ GOOGLE\\w* GCP\\w* TPU\\w* SCRATCH WORK STORE PROJECT SINGULARITY\\w* APPTAINER\\w*
         XDG\\w* LOGNAME MAIL EDITOR HOSTFILE PADDLE\\w* VC_\\w+ ARNOLD\\w* MLP_\\w+ BATCH_\\w+ JOB_ID PJM\\w* KUBERNETES\\w* POD_\\w+ six_\\w+ http_proxy
         https_proxy no_proxy NODELIST ARRAY_TASK_ID TASK_ID EPOCHREALTIME EPOCHSECONDS OSTYPE MACHTYPE HOSTTYPE SHLVL DIRSTACK GROUPS
-        """.split()
+        """.split()  # noqa: SIM905
     )
     + ")$"
 )
