@@ -20,7 +20,7 @@ from trainwright.check.run import check
 def main(table: str, folder: str) -> None:
     named = faulty = alarms = good = 0
     times: list[float] = []
-    for row in csv.DictReader(Path(table).open(encoding="utf-8")):
+    for row in csv.DictReader(Path(table).read_text(encoding="utf-8").splitlines()):
         files = sorted((Path(folder) / row["id"]).iterdir()) if (Path(folder) / row["id"]).is_dir() else []
         if not files:
             print(f"{row['id']}: no file")

@@ -40,7 +40,8 @@ def test_every_check_finds_its_own_fault_in_the_smallest_file_that_has_it(name: 
     assert found
     for finding in found:
         assert finding.place.file in {*CHECKS[name].example.files, "launch line"}
-        assert finding.what.endswith((".", ")")) and "\n" not in finding.what
+        assert finding.what.endswith((".", ")"))
+        assert "\n" not in finding.what
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +51,10 @@ def test_a_check_left_out_is_silent(name: str) -> None:
 
 
 def test_findings_come_most_severe_first() -> None:
-    text = '{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 2, "cpu_offload": true}}'
+    text = (
+        '{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": '
+        '2, "cpu_offload": true}}'
+    )
     severities = [f.severity for f in check({"ds.json": text}).findings]
     assert len(set(severities)) > 1
     assert severities == sorted(severities, reverse=True)
@@ -60,7 +64,10 @@ def test_findings_come_most_severe_first() -> None:
 
 
 def megatron(*flags: str, gpus: int = 8) -> dict[str, str]:
-    base = "--hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --lr 1e-4 --train-iters 1000 --bf16"
+    base = (
+        "--hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --lr 1e-4 "
+        "--train-iters 1000 --bf16"
+    )
     return {"train.sh": f"#!/bin/bash\ntorchrun --nproc_per_node {gpus} pretrain_gpt.py {base} {' '.join(flags)}\n"}
 
 
@@ -77,7 +84,9 @@ def test_a_shorter_last_stage_is_said() -> None:
 
 
 def test_a_head_size_of_its_own_frees_the_hidden_size() -> None:
-    odd = {"train.sh": megatron("--num-layers 24", "--global-batch-size 64")["train.sh"].replace("--hidden-size 1024", "--hidden-size 1000")}
+    odd = {
+        "train.sh": megatron("--num-layers 24", "--global-batch-size 64")["train.sh"].replace("--hidden-size 1024", "--hidden-size 1000")
+    }
     assert "K15" in ids(check(odd), Severity.ERROR)
     assert "K15" not in ids(check({"train.sh": odd["train.sh"].replace("--bf16", "--bf16 --kv-channels 64")}))
 
@@ -88,7 +97,10 @@ def test_both_precisions_on_auto_are_the_trainers_choice() -> None:
     assert "K06" in ids(check({"ds.json": text.replace('"auto"}', "true}")}), Severity.ERROR)
 
 
-ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmain_training_function: main\nmixed_precision: bf16\nnum_machines: {}\nnum_processes: {}\nmachine_rank: 0\n"
+ACCELERATE = (
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmain_training_function: main\nmixed_precision: bf16\n"
+    "num_machines: {}\nnum_processes: {}\nmachine_rank: 0\n"
+)
 
 
 def test_several_machines_without_an_address_are_no_error() -> None:
@@ -99,18 +111,25 @@ def test_several_machines_without_an_address_are_no_error() -> None:
 
 def test_agreement_between_files_is_not_flagged() -> None:
     ds = '{"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": 8, "zero_optimization": {"stage": 2}}'
-    launch = "torchrun --nproc_per_node 8 train.py --deepspeed ds.json --per_device_train_batch_size 1 --learning_rate 1e-5 --output_dir o --gradient_accumulation_steps {}"
+    launch = (
+        "torchrun --nproc_per_node 8 train.py --deepspeed ds.json --per_device_train_batch_size 1 --learning_rate 1e-5 --output_dir o "
+        "--gradient_accumulation_steps {}"
+    )
     assert "K11" not in ids(check({"ds.json": ds}, launch.format(8)))
     assert "K11" in ids(check({"ds.json": ds}, launch.format(16)), Severity.ERROR)
 
 
 def test_one_node_stands_for_many_in_an_example() -> None:
-    report = check(megatron("--num-layers 96", "--global-batch-size 1536", "--tensor-model-parallel-size 8", "--pipeline-model-parallel-size 16"))
+    report = check(
+        megatron("--num-layers 96", "--global-batch-size 1536", "--tensor-model-parallel-size 8", "--pipeline-model-parallel-size 16")
+    )
     assert {f.severity for f in report.findings if f.check == "K03"} == {Severity.BLOCKED}
 
 
 def test_the_world_of_the_launch_line_decides_the_batch() -> None:
-    text = '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "zero_optimization": {"stage": 2}}'
+    text = (
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "zero_optimization": {"stage": 2}}'
+    )
     assert not check({"ds.json": text}).has_errors
     assert not check({"ds.json": text}, "torchrun --nproc_per_node 8 train.py --deepspeed ds.json").has_errors
     wrong = check({"ds.json": text}, "torchrun --nproc_per_node 4 train.py --deepspeed ds.json")
@@ -118,17 +137,25 @@ def test_the_world_of_the_launch_line_decides_the_batch() -> None:
 
 
 def test_fp16_of_a_quantized_base_is_demanded_by_its_kernels() -> None:
-    text = "model_name_or_path: Qwen/Qwen-7B-Chat-{}\ntorch_dtype: float16\nbf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nlearning_rate: 3e-4\noutput_dir: o\n"
+    text = (
+        "model_name_or_path: Qwen/Qwen-7B-Chat-{}\ntorch_dtype: float16\nbf16: true\nper_device_train_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\nlearning_rate: 3e-4\noutput_dir: o\n"
+    )
     assert "K06" in ids(check({"a.yaml": text.format("Base")}))
     assert "K06" not in ids(check({"a.yaml": text.format("GPTQ-Int4")}))
 
 
 def test_a_comment_key_is_no_unknown_key() -> None:
-    assert "K01" not in ids(check({"ds.json": '{"_comment": "ours", "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'}))
+    assert "K01" not in ids(
+        check({"ds.json": '{"_comment": "ours", "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'})
+    )
 
 
 def test_variables_with_defaults_and_of_schedulers_are_set() -> None:
-    script = "#!/bin/bash\ntorchrun --nproc_per_node ${GPUS:-8} --nnodes $SLURM_NNODES train.py --output_dir $1 --per_device_train_batch_size 1 --learning_rate 1e-5\n"
+    script = (
+        "#!/bin/bash\ntorchrun --nproc_per_node ${GPUS:-8} --nnodes $SLURM_NNODES train.py --output_dir $1 "
+        "--per_device_train_batch_size 1 --learning_rate 1e-5\n"
+    )
     assert "K19" not in ids(check({"t.sh": script}))
 
 
@@ -139,17 +166,22 @@ def test_variables_with_defaults_and_of_schedulers_are_set() -> None:
     ("files", "name"),
     [
         ({"ds.json": '{"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}'}, "K02"),
-        ({"ds.json": '{"steps_per_print": 10, "gradient_clipping": 1.0, "optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, "zero_optimization": {"stage": 2}}'}, "K02"),
+        ({"ds.json": '{"steps_per_print": 10, "gradient_clipping": 1.0, "optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, '
+            '"zero_optimization": {"stage": 2}}'}, "K02"),
         ({"a.yaml": ACCELERATE.format(1, 8).replace("MULTI_GPU", "DEEPSPEED") + "deepspeed_config:\n  zero_stage: 2\n  zero3_init_flag: true\n"}, "K05"),
         ({"a.yaml": ACCELERATE.format("${NODES}", 8)}, "K19"),
-        ({"job.sh": "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nGPUS_PER_NODE=8\ntorchrun --nproc_per_node $GPUS_PER_NODE t.py --output_dir o\n"}, "K12"),
+        ({"job.sh": "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nGPUS_PER_NODE=8\ntorchrun --nproc_per_node $GPUS_PER_NODE t.py "
+            "--output_dir o\n"}, "K12"),
         ({"job.sh": "#!/bin/bash\nset -e\n#SBATCH --nodes=2\ntorchrun --nproc_per_node 8 t.py --output_dir o\n"}, "K08"),
-        ({"t.sh": "#!/bin/bash\nOUT_DIR=o\ntorchrun --nproc_per_node 8 t.py --output_dir $OUTDIR --learning_rate 1e-5 --per_device_train_batch_size 1\n"}, "K19"),
+        ({"t.sh": "#!/bin/bash\nOUT_DIR=o\ntorchrun --nproc_per_node 8 t.py --output_dir $OUTDIR --learning_rate 1e-5 "
+            "--per_device_train_batch_size 1\n"}, "K19"),
         ({"a.yaml": "<<<<<<< HEAD\nlearning_rate: 1e-5\n=======\nlearning_rate: 2e-5\n>>>>>>> other\noutput_dir: o\n"}, "K08"),
         ({"ds.json": '{"train_batch_size": 8, "train_batch_size": 16, "zero_optimization": {"stage": 1}}'}, "K09"),
-        ({"t.sh": "#!/bin/bash\ntorchrun --nproc_per_node 8 t.py --model_name_or_path mosaicml/mpt-7b --fsdp 'full_shard auto_wrap' --output_dir o --learning_rate 1e-5 "
+        ({"t.sh": "#!/bin/bash\ntorchrun --nproc_per_node 8 t.py --model_name_or_path mosaicml/mpt-7b --fsdp 'full_shard auto_wrap' "
+            "--output_dir o --learning_rate 1e-5 "
                   "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --per_device_train_batch_size 1\n"}, "K21"),
-        ({"t.sh": megatron("--num-layers 24", "--global-batch-size 64", "--tensor-model-parallel-size 16", gpus=16)["train.sh"].replace("--num-attention-heads 16", "--num-attention-heads 8")}, "K15"),
+        ({"t.sh": megatron("--num-layers 24", "--global-batch-size 64", "--tensor-model-parallel-size 16",
+            gpus=16)["train.sh"].replace("--num-attention-heads 16", "--num-attention-heads 8")}, "K15"),
     ],
 )  # fmt: skip
 def test_faults_seen_elsewhere(files: dict[str, str], name: str) -> None:
@@ -158,7 +190,10 @@ def test_faults_seen_elsewhere(files: dict[str, str], name: str) -> None:
 
 # --- memory and speed ------------------------------------------------------------------------------------------------------------------------
 
-TRAINER = "model_name_or_path: meta-llama/Llama-3.1-8B\nbf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nlearning_rate: 1.0e-5\noutput_dir: o\nmax_length: 2048\n"
+TRAINER = (
+    "model_name_or_path: meta-llama/Llama-3.1-8B\nbf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
+    "learning_rate: 1.0e-5\noutput_dir: o\nmax_length: 2048\n"
+)
 
 
 def test_what_does_not_fit_is_an_error_only_where_the_gpus_are_named() -> None:
@@ -229,7 +264,11 @@ def test_a_broken_file_is_judged_and_never_a_crash(name: str, data: st.DataObjec
     files = {}
     for file, text in CHECKS[name].example.files.items():
         at = data.draw(st.integers(0, max(0, len(text) - 1)))
-        files[file] = text[:at] + data.draw(st.sampled_from(["", "{", "]", '"', "\x00", "\t", "null", "-1", "1e400", "$(rm -rf x)", "ü", "\n"])) + text[at + data.draw(st.integers(0, 5)) :]
+        files[file] = (
+            text[:at]
+            + data.draw(st.sampled_from(["", "{", "]", '"', "\x00", "\t", "null", "-1", "1e400", "$(rm -rf x)", "ü", "\n"]))
+            + text[at + data.draw(st.integers(0, 5)) :]
+        )
     report = check(files, CHECKS[name].example.launch)
     assert report.to_dict()["counts"].keys() == {"error", "cannot run as written", "warning", "note"}
 

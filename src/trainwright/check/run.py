@@ -48,7 +48,19 @@ def check(
     `model` and `on` say what the files do not (a catalogue id, a config.json, a size; ``8xA100``). Raises `SpecError` where a name is unknown.
     """
     asked = {k: v for k, v in (("model", model), ("on", on)) if v}
+    _known_names(model, on)
     return judge(read_setup(dict(_records(files)), launch, asked), ignore)
+
+
+def _known_names(model: str | Mapping[str, Any] | None, on: str | Mapping[str, Any] | None) -> None:
+    """Raises `SpecError` for a model or a cluster that nobody knows: the caller's mistake, not the files'."""
+    from ..catalog.load import build_cluster, load_model
+    from ..spec.run import validate
+
+    if model:
+        load_model(model)
+    if on:
+        build_cluster(validate({"model": "7B", "cluster": on if isinstance(on, str) else dict(on)}).cluster)
 
 
 def _records(files: Mapping[str, str | bytes]) -> Iterator[tuple[str, str | bytes]]:

@@ -1,0 +1,201 @@
+"""Mended files keep their comments and layout; reports come as text, annotations, SARIF and JSON; the command keeps its word about status and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.check.checks import CHECKS
+from trainwright.check.findings import Change, Finding, Severity
+from trainwright.check.fix import mend
+from trainwright.check.output import render
+from trainwright.check.read import read_document
+from trainwright.check.run import check
+from trainwright.check.setup import Place
+from trainwright.check.spans import json_spans
+from trainwright.cli import main
+
+YAML = """# ours
+compute_environment: LOCAL_MACHINE  # here
+distributed_type: DEEPSPEED
+deepspeed_config:
+  # the stage
+  zero_stage: 2
+  zero3_init_flag: true  # from another file
+  offload_param_device: none
+num_machines: 1
+num_processes: 8
+machine_rank: 0
+"""
+JSON = '{\n  "train_micro_batch_size_per_gpu": 1,\n\n  "zero_optimization": {\n    "stage": 2,\n    "offload_param": {\n      "device": "cpu"\n    }\n  }\n}\n'
+
+
+def changed(name: str, text: str, *changes: Change) -> str:
+    finding = Finding("K00", Severity.ERROR, Place(name), "x.", "", changes)
+    return mend(read_document(name, text), [finding], read_document).text
+
+
+def test_a_value_is_set_where_it_stands() -> None:
+    mended = changed("a.yaml", YAML, Change("a.yaml", ("deepspeed_config", "zero3_init_flag"), False))
+    assert mended == YAML.replace("zero3_init_flag: true  # from", "zero3_init_flag: false  # from")
+
+
+def test_a_key_is_removed_with_its_line() -> None:
+    mended = changed("a.yaml", YAML, Change("a.yaml", ("deepspeed_config", "zero3_init_flag"), remove=True))
+    assert mended == YAML.replace("  zero3_init_flag: true  # from another file\n", "")
+
+
+def test_a_block_goes_whole_and_json_keeps_its_commas() -> None:
+    mended = changed("d.json", JSON, Change("d.json", ("zero_optimization", "offload_param"), remove=True))
+    assert json.loads(mended) == {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    assert mended.startswith('{\n  "train_micro_batch_size_per_gpu": 1,\n\n  "zero_optimization": {\n    "stage": 2')
+
+
+def test_a_key_is_renamed() -> None:
+    assert changed("d.json", '{"a": 1, "bb": 2}', Change("d.json", ("a",), rename="c")) == '{"c": 1, "bb": 2}'
+    assert changed("a.yaml", "a: 1 # one\nb: 2\n", Change("a.yaml", ("a",), rename="c")) == "c: 1 # one\nb: 2\n"
+
+
+def test_a_new_key_stands_with_its_siblings() -> None:
+    assert changed("d.json", '{\n  "a": 1\n}\n', Change("d.json", ("b",), True)) == '{\n  "a": 1,\n  "b": true\n}\n'
+    assert "\n  gradient_clipping: 1.0\n" in changed("a.yaml", YAML, Change("a.yaml", ("deepspeed_config", "gradient_clipping"), 1.0))
+
+
+def test_what_cannot_be_placed_is_left_and_said() -> None:
+    document = read_document("a.yaml", "a: {b: [1, 2]}\n")
+    finding = Finding(
+        "K00",
+        Severity.ERROR,
+        Place("a.yaml"),
+        "x.",
+        "",
+        (Change("a.yaml", ("z", "y"), remove=True, rename=None), Change("a.yaml", ("q",), rename="r")),
+    )
+    mended = mend(document, [finding], read_document)
+    assert (mended.text, mended.applied, mended.left) == (document.text, (), (finding,))
+
+
+FLAT = st.dictionaries(
+    st.text("abcdefgh_", min_size=1, max_size=8),
+    st.one_of(st.integers(-5, 5), st.booleans(), st.text("xyz ", max_size=5)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(FLAT, st.data(), st.sampled_from([None, 2]), st.integers(0, 9))
+def test_an_edit_changes_one_key_and_nothing_else(table: dict[str, object], data: st.DataObject, indent: int | None, value: int) -> None:
+    key = data.draw(st.sampled_from(sorted(table)))
+    text = json.dumps({"outer": table}, indent=indent)
+    assert json.loads(changed("d.json", text, Change("d.json", ("outer", key), value))) == {"outer": {**table, key: value}}
+    assert json.loads(changed("d.json", text, Change("d.json", ("outer", key), remove=True))) == {
+        "outer": {k: v for k, v in table.items() if k != key}
+    }
+
+
+@given(FLAT)
+def test_spans_hold_the_values(table: dict[str, object]) -> None:
+    text = json.dumps(table, indent=1)
+    assert {p[0]: json.loads(text[s.start : s.end]) for p, s in json_spans(text).items()} == table
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_a_mended_example_is_clean_of_what_was_mended(name: str) -> None:
+    e = CHECKS[name].example
+    report = check(e.files, e.launch, e.model or None, e.on or None)
+    for file, text in e.files.items():
+        own = [f for f in report.findings if f.check == name and f.changes]
+        mended = mend(read_document(file, text), own, read_document)
+        if mended.applied:
+            again = check({**e.files, file: mended.text}, e.launch, e.model or None, e.on or None)
+            left = {f.place.path for f in again.findings if f.check == name and f.severity > Severity.NOTE}
+            assert not left & {f.place.path for f in mended.applied}
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_text_names_place_severity_and_check() -> None:
+    text = render(check({"d.json": JSON}), "text")
+    assert text.splitlines()[0].startswith("d.json:6: warning K05: ")
+    assert text.splitlines()[-1] == "1 file (deepspeed): 1 warning"
+
+
+def test_annotations_escape_what_ends_a_property() -> None:
+    line = render(check({"a,b:c.json": JSON}), "github").splitlines()[0]
+    assert line.startswith("::warning file=a%2Cb%3Ac.json,line=6,title=K05::")
+
+
+def test_sarif_has_a_rule_for_each_result() -> None:
+    run = json.loads(render(check({"d.json": JSON}), "sarif"))["runs"][0]
+    rules = [r["id"] for r in run["tool"]["driver"]["rules"]]
+    assert run["results"]
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]] == result["ruleId"]
+        assert result["locations"][0]["physicalLocation"]["region"]["startLine"] >= 1
+
+
+# --- the command -----------------------------------------------------------------------------------------------------------------------------
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", *arguments])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return int(stopped.value.code or 0), out, err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.json").write_text(JSON)
+    return tmp_path
+
+
+def test_status_is_one_where_an_error_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "d.json")[0] == 0
+    (folder / "e.json").write_text('{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}')
+    assert run(capsys, "e.json", "--json")[0] == 1
+
+
+def test_json_is_one_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "d.json", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["files"] == [{"file": "d.json", "format": "deepspeed", "partial": False, "template": False}]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["missing.json"], ["."], ["d.json", "--format", "xml"], ["d.json", "--on", "eight"], ["d.json", "--ignore", "K77"], ["d.json", "-o",
+        "x.json"], ["--about", "K77"],
+     ["d.json", "--model", "no-such-model"]],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_status_two(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert len(err.splitlines()) == 1
+
+
+def test_fix_mends_in_place_and_asks_before_it_replaces_another_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "taken.json").write_text("mine")
+    assert run(capsys, "d.json", "--fix", "-o", "taken.json")[0] == 2
+    assert (folder / "taken.json").read_text() == "mine"
+    assert run(capsys, "d.json", "--fix", "-o", "new.json")[0] == 0
+    assert (folder / "d.json").read_text() == JSON
+    assert json.loads((folder / "new.json").read_text()) == {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    assert run(capsys, "d.json", "--fix")[0] == 0
+    assert (folder / "d.json").read_text() == (folder / "new.json").read_text()
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_about_shows_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--about", "k05")
+    assert status == 0
+    assert "offload_param" in out
+    assert "warning K05" in out
