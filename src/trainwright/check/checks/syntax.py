@@ -183,8 +183,8 @@ def _unchained(document: Document, lines: list[str]) -> Iterator[Finding]:
         ):
             if i > 2 and (FLAG.match(lines[i - 2]) or lines[i - 3].rstrip().endswith("\\")):
                 yield Finding(
-                    "K08", ERROR, Place(document.name, i), f"{FLAG.match(line).group(1)} is lost: the line above does not end with a "
-                    f"backslash, so the command ended there.",  # type: ignore[union-attr]
+                    "K08", ERROR, Place(document.name, i), f"{flag.group(1)} is lost: the line above does not end with a "
+                    f"backslash, so the command ended there.",
                     "Add the backslash to the line above.",
                 )  # fmt: skip
                 return
