@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -89,20 +90,21 @@ def as_number(value: Any) -> float | None:
     """A number as YAML 1.1, JSON, argparse or shell write it (2e-5 as text, 500_000); None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
-    if isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, str) and len(value) < 40:
-        try:
-            return float(value.strip().replace("_", ""))
-        except ValueError:
-            return None
-    return None
+    if isinstance(value, str) and len(value) >= 40:
+        return None
+    try:
+        found = (
+            float(value.strip().replace("_", "")) if isinstance(value, str) else float(value) if isinstance(value, (int, float)) else None
+        )
+    except (ValueError, OverflowError):
+        return None
+    return found if found is not None and math.isfinite(found) else None
 
 
 def whole(value: Any) -> int | None:
     """A whole number above zero, None for anything else."""
     found = as_number(value)
-    return int(found) if found is not None and found == found and 0 < found < 1e18 and found == int(found) else None
+    return int(found) if found is not None and 0 < found < 1e18 and found == int(found) else None
 
 
 def _leaves(data: Any, path: Path) -> Iterator[Value]:

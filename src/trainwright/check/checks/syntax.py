@@ -173,8 +173,9 @@ def _unchained(document: Document, lines: list[str]) -> Iterator[Finding]:
         if here and "<<<" not in line and not line.lstrip().startswith("#"):
             depth = here.group(1)
         before = lines[i - 2].rstrip() if i > 1 else ""
+        flag = FLAG.match(line)
         if (
-            FLAG.match(line)
+            flag
             and before
             and not before.endswith(("\\", "(", '"', "'", "|", "&"))
             and not quoted
