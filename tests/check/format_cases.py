@@ -192,4 +192,5 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "config.json", '{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}',
         {"model.hidden_size": 2048, "model.num_key_value_heads": 8, "model.model_type": "llama"},
     ),
+    "claim": ("claim.json", '{"model": "7B", "gpu": "H100", "gpus": 8, "tokens_per_s_total": 80000, "claimed_mfu": 0.43}', {}),
 }  # fmt: skip
