@@ -13,7 +13,7 @@ from trainwright.train.device import Machine
 from trainwright.train.mesh import ranks_of
 from trainwright.train.settings import Settings
 from trainwright.train.step import Trainer
-from trainwright.train.watch import Watched
+from trainwright.train.watch import Watched, whole
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 BASE |= {"vocab_size": 256, "max_position_embeddings": 64}
@@ -74,3 +74,15 @@ def train(model: str, strategy: dict[str, Any], training: dict[str, Any] | None 
         "resident": trainer.resident,
         "pp": ranks.rank("pp"),
     }
+
+
+def overflow(strategy: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
+    """A step whose scaled gradients are infinite, then one with the scale that usually works."""
+    run = run_of("gpt", strategy, training)
+    ranks = ranks_of(run.plan, CPU)
+    made = Trainer(run, Settings(warmup_steps=0, loss_scale=2.0**40), ranks)
+    before = [p.detach().clone() for _, p in made.named]
+    first = made.step(batch(0, *ranks.replica))
+    same = all(torch.equal(whole(a), whole(p)) for a, (_, p) in zip(before, made.named))
+    scale, made.scale = made.scale, 1024.0
+    return {"skipped": [first.skipped, made.step(batch(1, *ranks.replica)).skipped], "same": same, "scale": scale}
