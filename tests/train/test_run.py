@@ -48,7 +48,15 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
+        process.wait()
     return process.returncode, out, err
+
+
+def began(process: subprocess.Popen[str], run: Path) -> None:
+    """Waits for the first step."""
+    soak_kills.until(lambda: losses(run) or process.poll() is not None, LIMIT_S)
+    if not losses(run):
+        raise AssertionError(ended(process))
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -93,17 +101,17 @@ def test_a_run_is_not_written_over(folder: Path, whole: dict[int, float]) -> Non
 
 def test_sigterm_saves_and_ends_with_0_and_the_resumed_run_has_the_same_losses_to_the_bit(folder: Path, whole: dict[int, float]) -> None:
     run = folder / "stopped"
-    process = train(folder, "plan.toml", "-o", "stopped", "--steps", "100000", "--save-every", "0")
-    assert soak_kills.until(lambda: losses(run), LIMIT_S)
+    process = train(folder, "plan.toml", "-o", str(run), "--steps", "100000", "--save-every", "0")
+    began(process, run)
     process.send_signal(signal.SIGTERM)
     status, _, err = ended(process)
     assert status == 0, err
     assert "stopped as asked, saved: step" in err
-    assert "go on with: trainwright train --resume stopped" in err
+    assert f"go on with: trainwright train --resume {run}" in err.replace("\n", "")
     assert soak_kills.processes(run) == {}
     step = max(losses(run))
     if step < 12:
-        status, _, err = ended(train(folder, "--resume", "stopped", "--steps", "12"))
+        status, _, err = ended(train(folder, "--resume", str(run), "--steps", "12"))
         assert status == 0, err
         assert f"going on from step {step}" in err
     found = losses(run)
@@ -144,8 +152,8 @@ def test_three_kills_one_of_them_while_saving_lose_nothing(tmp_path: Path, monke
 
 def test_a_hang_names_the_rank_and_the_collective(folder: Path) -> None:
     run = folder / "hung"
-    process = train(folder, "plan.toml", "-o", "hung", "--steps", "100000", "--timeout-s", "4", "--restarts", "0", "--save-every", "0")
-    assert soak_kills.until(lambda: losses(run), LIMIT_S)
+    process = train(folder, "plan.toml", "-o", str(run), "--steps", "100000", "--timeout-s", "12", "--restarts", "0", "--save-every", "0")
+    began(process, run)
     ranks = {rank_of(pid): pid for pid, what in soak_kills.processes(run).items() if what == "rank"}
     os.kill(ranks[1], signal.SIGSTOP)
     try:
