@@ -138,6 +138,12 @@ def start(run: Run, folder: Path, settings: dict[str, Any], place: Place, *, res
         end = Launch(folder, ranks, place, view.see).run()
     finally:
         view.close()
+    if chosen.profile and end.status == 0:
+        from ..api import estimate
+        from ..report.run_trace import write_run_trace
+
+        if trace := write_run_trace(folder, estimate(run.filled)):
+            console(stderr=True).print(f"trace for ui.perfetto.dev: {trace}", soft_wrap=True)
     return tell(end, folder, view.last, json_)
 
 

@@ -99,9 +99,22 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
         if settings.resume:
             loop.resume(document.get("checkpoint"))
         metrics.tell("start", step=trainer.steps, steps=settings.steps, attempt=attempt, ranks=run.plan.gpus, device=machine.kind)
-        yield lambda: loop.run(memory=lambda: memory_of(trainer))
+        with profiler(folder / "traces" / f"rank-{rank:05d}.json", settings.profile) as around:
+            yield lambda: loop.run(memory=lambda: memory_of(trainer), around=around)
         watch.stop()
         checkpoints.close()
+
+
+@contextlib.contextmanager
+def profiler(path: Path, wanted: bool) -> Iterator[Callable[[int], None] | None]:
+    """torch.profiler over the second and third step, written when the third has ended; what to call after each step."""
+    if not wanted:
+        yield None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plan = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
+    with torch.profiler.profile(schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace(str(path))) as found:
+        yield lambda step: found.step()
 
 
 def memory_of(trainer: Trainer) -> dict[str, int]:
