@@ -20,7 +20,7 @@ def predicted_events(estimate: Estimate) -> list[dict[str, Any]]:
     """One step: a pipeline's replayed schedule stretched to the predicted seconds, else the terms of the step time one after the other (exposed seconds)."""
     plan = estimate.plan
     if plan.pp > 1:
-        timeline = schedule(plan.structure.schedule, plan.pp, plan.accumulation, plan.virtual_stages).timeline
+        timeline = schedule(plan.structure.schedule, plan.pp, plan.accumulation, plan.virtual_stages)
         found = json.loads(to_trace(timeline, estimate.step_s * 1e6 / timeline.makespan))["traceEvents"]
         for event in found:
             if event["name"] == "process_name":
