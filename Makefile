@@ -11,7 +11,7 @@ plan: $(VENV)/core
 
 test: $(VENV)/dev
 	$(MAKE) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 	$(MAKE) wheel
 
 lint: $(VENV)/dev
