@@ -263,6 +263,7 @@ def filled_spec(spec: RunSpec, cluster: ClusterSpec, job: TrainingJob, plan: Par
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
         "network_gbps_per_gpu": cluster.network_bytes_per_s * 8 / 1e9,
+        "network_latency_us": None if cluster.network_latency_s is None else cluster.network_latency_s * 1e6,
         "memory_margin": cluster.memory_margin,
         "scaleup_gpus": cluster.scaleup_gpus,
         "host_memory_gb": cluster.host_memory_bytes / 1e9 if cluster.host_memory_bytes else None,

@@ -47,6 +47,7 @@ def build_cluster(section: ClusterSection, catalog_files: Sequence[str] = ()) ->
         scaleup_gpus=scaleup,
         network_bytes_per_s=gbps * 1e9 / 8,
         memory_margin=section.memory_margin,
+        network_latency_s=None if section.network_latency_us is None else section.network_latency_us * 1e-6,
         host_memory_bytes=host,
         nvme_bytes=nvme,
         usd_per_gpu_hour=usd,

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import SpecError, nearest, unknown
 from ..spec.cluster import GpuSpec
 from . import tables
+from .measured import read_measured
 from .user_files import read_user_catalog
 
 MIB_PER_LABEL_GB = 1019
@@ -133,10 +134,14 @@ def merged(table: Mapping[str, Any], found: Mapping[str, Row], where: str) -> Ro
 def _columns(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The user's keys as columns, in the columns' units."""
     own: dict[str, Any] = {}
-    known = (*TEXTS, *NUMBERS, *SYNONYMS, "base", "peak_flops")
+    known = (*TEXTS, *NUMBERS, *SYNONYMS, "base", "peak_flops", "measured")
     for key, value in table.items():
         column, factor = SYNONYMS.get(key, (key, 1))
         if key in EXTRA:
+            continue
+        if key == "measured":
+            read_measured(value, f"{where}.measured")
+            own["measured"] = value
             continue
         if column in TEXTS:
             if isinstance(value, (list, tuple)) and column == "aliases":
@@ -201,6 +206,7 @@ def spec_of(row: Row, where: str = "gpu") -> GpuSpec:
         notes=str(row.get("notes") or ""),
         source=str(row.get("source") or ""),
         confidence=str(row.get("confidence") or ""),
+        measured=read_measured(row["measured"], f"{where}.measured") if row.get("measured") else None,
     )
 
 

@@ -4,7 +4,7 @@ constant."""
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -84,14 +84,20 @@ def pcie_link() -> ScaleUpLink:
 
 def scaleout_link(cluster: ClusterSpec) -> ScaleOutLink:
     """The kind of network: ``cloud-ethernet`` where a GPU has clearly less network than the reference design of its node (nothing else in a
-    cluster tells them apart), ``rdma-pcie3`` where the host's bus is of the third generation, else ``rdma``."""
+    cluster tells them apart), ``rdma-pcie3`` where the host's bus is of the third generation, else ``rdma``; ``tcp`` between CPUs. A latency that the
+    cluster states takes the place of a hop's; TCP's own work comes on top."""
     reference = cluster.gpu.nic_default_gbps * 1e9 / 8
     kind = "rdma"
     if cluster.network_bytes_per_s < 0.75 * reference:
         kind = "cloud-ethernet"
     elif 0 < cluster.gpu.pcie_bytes_per_s < PCIE4_BYTES_PER_S:
         kind = "rdma-pcie3"
-    return next(row for row in _scaleout() if row.id == kind)
+    if cluster.gpu.is_cpu:
+        kind = "tcp"
+    row = next(row for row in _scaleout() if row.id == kind)
+    if cluster.network_latency_s is None:
+        return row
+    return replace(row, hop_s=cluster.network_latency_s + (row.hop_s if kind == "tcp" else 0.0))
 
 
 @cache

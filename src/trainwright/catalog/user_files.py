@@ -30,6 +30,7 @@ from typing import Any
 from ..errors import SpecError, nearest, one_line
 
 KINDS = ("gpu", "price", "model")
+OTHERS = ("factor",)  # what a profile of `trainwright calibrate` holds beside
 MOST_BYTES = 10 * 2**20
 
 
@@ -60,7 +61,7 @@ def _tables(file: str, _stamp: int) -> dict[str, list[dict[str, Any]]]:
     where = one_line(file, 200)
     document = parse_toml(read_text(file), where)
     for key in document:
-        if key not in KINDS:
+        if key not in (*KINDS, *OTHERS):
             raise SpecError(f"unknown table {key[:60]!r}", where, nearest(key, KINDS) or [f"[[{k}]]" for k in KINDS])
     found: dict[str, list[dict[str, Any]]] = {}
     for kind in KINDS:

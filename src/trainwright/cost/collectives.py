@@ -14,7 +14,7 @@ domain is that of the link, between domains that of the members' own NICs (other
 
 Each takes start + steps x hop + transfer. Inside a domain a transfer is bytes / rate x (1 + (half / S)^power); between domains the
 shorter of a low-latency protocol at a share of the rate and a bulk protocol that fills its pipeline first. Without a given algorithm the
-fastest one that the hardware has is taken, as NCCL's tuner does. Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL
+fastest one that the hardware has is taken, as NCCL's tuner does. Between CPUs it is gloo's own algorithms (`collectives_gloo`). Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL
 src/graph/tuning.cc (latencies), constants: ``links.toml``.
 """
 
@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..catalog.links import ScaleOutLink, ScaleUpLink, pcie_link, scaleout_link, scaleup_link
 from ..errors import SpecError, unknown
 from ..spec.cluster import ClusterSpec
+from .collectives_gloo import GLOO, measured
 from .table import Column
 
 BoolColumn = NDArray[np.bool_]
@@ -229,7 +230,7 @@ def collective_seconds(
     """
     if kind not in ALGORITHMS:
         raise unknown("collective", kind, ALGORITHMS, "kind")
-    choices = ALGORITHMS[kind]
+    choices = (GLOO if cluster.gpu.is_cpu else ALGORITHMS)[kind]
     if algorithm is not None and algorithm not in choices:
         raise unknown(f"algorithm of {kind}", algorithm, choices, "algorithm")
     size, n, distance = np.broadcast_arrays(np.asarray(bytes, dtype=np.float64), np.asarray(ranks), np.asarray(stride))
@@ -239,6 +240,8 @@ def collective_seconds(
         # what reaches beyond the linked GPUs of a node runs at the pace of PCIe
         joined = _group(size, cluster, n, distance, pcie=True)
         seconds = np.where(linked.many, _fastest(choices, joined, algorithm, cluster), seconds)
+    if cluster.gpu.measured and algorithm is None:
+        seconds = measured(cluster.gpu.measured.collectives, kind, linked, seconds)
     return np.where((linked.n > 1) & (linked.size > 0), seconds, 0.0)
 
 

@@ -8,18 +8,19 @@ from ..spec.plan import Structure
 from .kernels import Constants, Rates
 
 
-def spread(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates, table: Constants) -> tuple[float, float]:
+def spread(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates, table: Constants, measured: bool = False) -> tuple[float, float]:
     """(low, high) factors on the step: 1 / (1 + w) and 1 + w with the width w of its kind in `kernels.toml` [interval]."""
-    width = table["interval"][kind_of(model, job, structure, rate)]
+    width = table["interval"][kind_of(model, job, structure, rate, measured)]
     return 1.0 / (1.0 + width), 1.0 + width
 
 
-def kind_of(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates) -> str:
+def kind_of(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates, measured: bool = False) -> str:
     """The kind of a case: the first of these that it is."""
     kinds = {
         "offload": structure.offload != "none",
         "adapters": job.method != "full",
         "relative": bool(rate.relative),
+        "measured": measured,
         "moe": model.is_moe,
         "fp4": job.precision == "fp4",
         "fp8": job.precision == "fp8",

@@ -43,6 +43,8 @@ class Rates:
     head_64: float
     law: Constants
     relative: str = ""
+    attention_backward: float = 2.5  # times the forward pass
+    head_half: float = 0.0  # measured kernels: head size at which half of the rate is reached
 
     def flops(self, precision: str) -> float:
         return {"fp8": self.eight_bit_flops, "fp4": self.four_bit_flops}.get(precision, self.product_flops)
@@ -66,6 +68,8 @@ def architecture(gpu: GpuSpec, table: Constants) -> tuple[str, str]:
 def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table: Constants | None = None) -> Rates:
     """The sustained rates of `gpu`; `year` (2025.5 = mid 2025) and `library` (te | sdpa) decide which attention kernel runs."""
     table = constants() if table is None else table
+    if gpu.measured and gpu.measured.kernels.get("matmul"):
+        return _measured(gpu, gpu.measured.kernels, precision, table)
     name, relative = architecture(gpu, table)
     arch = table["arch"][name]
     base = activation_dtype(precision)
@@ -87,6 +91,27 @@ def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table:
         head_64=kernel["head_64"],
         law={**table["matmul"], **{k: arch[k] for k in ("quantization",) if k in arch}},
         relative=relative,
+    )
+
+
+def _measured(gpu: GpuSpec, known: Constants, precision: str, table: Constants) -> Rates:
+    """Rates of a machine whose products, attention and copies were measured in the formats that it has."""
+    dtype = activation_dtype(precision)
+    pick = lambda tables: next((tables[d] for d in (dtype, "fp32", "bf16", "fp16") if d in tables), {})  # noqa: E731
+    product, attention = pick(known["matmul"]), pick(known.get("attention", {}))
+    flops = product["flops"]
+    return Rates(
+        product_flops=flops,
+        eight_bit_flops=flops * gpu.peak("fp8") / gpu.peak(dtype),
+        four_bit_flops=flops * gpu.peak("fp4") / gpu.peak(dtype),
+        bytes_per_s=gpu.hbm_bytes_per_s,
+        compute_units=gpu.compute_units or 100,
+        attention_flops=attention.get("flops", flops),
+        attention_half_length=attention.get("half_length", 0.0),
+        head_64=1.0,
+        law={**table["matmul"], **product},
+        attention_backward=attention.get("backward", 2.5),
+        head_half=attention.get("head_half", 0.0),
     )
 
 
@@ -121,12 +146,21 @@ def matmul_seconds(m: Column, n: Column, k: Column, count: Column, rate: Rates, 
     part is lost. Source: `kernels.toml` [matmul].
     """
     law = rate.law
+    if "m_half" in law:
+        return _ramps(m, n, k, count, rate, law)
     size = DTYPE_BYTES[precision if precision in ("fp8", "fp4") else activation_dtype(precision)]
     # 8 bits a number halve the time in a tile, so that filling it weighs twice: the ramp counts bytes
     work = rate.compute_units * tile_work(m, n, k, count, rate.compute_units, law, law["k_ramp"] * 2.0 / size)
     align = np.maximum(misalignment(n, law, unaligned), misalignment(k, law, unaligned))
     traffic = count * ((m * k + k * n) * size + m * n * 2.0)
     return law["launch_s"] + np.maximum(work * align / rate.flops(precision), traffic / (rate.bytes_per_s * law["stream_share"]))
+
+
+def _ramps(m: Column, n: Column, k: Column, count: Column, rate: Rates, law: Constants) -> Column:
+    """``launch + 2 m n k / rate (1 + m_half/m)(1 + n_half/n)(1 + k_half/k)``: a dimension of its half length runs at half of the rate. What a core's
+    blocked loops lose at their edges; the form that is taken where it fits the measured products better than tiles and waves."""
+    ramp = (1 + law["m_half"] / m) * (1 + law["n_half"] / n) * (1 + law["k_half"] / k)
+    return law["launch_s"] + 2.0 * m * n * k * count * ramp / rate.product_flops
 
 
 _TILES = np.array([(256, 128), (128, 256), (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64)], dtype=float)
@@ -150,6 +184,8 @@ def attention_seconds(flops: Column, reach: float, head_dim: int, rate: Rates) -
 
     rate = measured forward + backward rate x s / (s + half_length), and less for heads of 64.
     """
+    if rate.head_half:
+        return flops / (rate.attention_flops * head_dim / (head_dim + rate.head_half) * reach / (reach + rate.attention_half_length))
     head = 1.0 if head_dim >= 128 else rate.head_64 + (1.0 - rate.head_64) * max(0.0, (head_dim - 64) / 64)
     head *= min(1.0, head_dim / 64)
     speed = rate.attention_flops * head * reach / (reach + rate.attention_half_length)

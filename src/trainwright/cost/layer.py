@@ -115,8 +115,8 @@ def _attention_parts(block: Block, shares: Shares, job: TrainingJob, scores: str
         numbers = {"pairs": core.pairs, "heads": core.heads}
         if not scores:
             seconds = attention_seconds(core.flops, core.reach, min(core.head_dim, core.v_head_dim or core.head_dim), rate)
-            formula = "2 pairs heads (head_dim + v_head_dim) / rate(kernel, length, head size); backward 2.5 times"
-            found.append(Part(core.name, "attention", seconds, 2.5 * seconds, formula, numbers))
+            formula = f"2 pairs heads (head_dim + v_head_dim) / rate(kernel, length, head size); backward {rate.attention_backward:g} times"
+            found.append(Part(core.name, "attention", seconds, rate.attention_backward * seconds, formula, numbers))
             continue
         length = np.full_like(core.heads, document_length(job))
         count = 2.0 * core.pairs / length**2 * core.heads

@@ -204,7 +204,7 @@ class StructurePieces:
                 offload, owned, saved, forward_window + backward_window, self.m, self.cluster, self.constants
             )
         out.owned[self.rows], out.window_s[self.rows] = owned, forward_window + backward_window
-        low, high = spread(self.model, self.job, self.structure, self.rate, self.constants)
+        low, high = spread(self.model, self.job, self.structure, self.rate, self.constants, self.cluster.gpu.measured is not None)
         out.interval[0][self.rows], out.interval[1][self.rows] = low, high
         note = (self.rate.relative,) if self.rate.relative else ()
         out.notes[out.table.structures.index(self.structure)] = note
@@ -249,7 +249,9 @@ class StructurePieces:
             for axis in IN_LAYER
             for way in ("f", "b")
         }
-        host = 0.0 if self.structure.cuda_graphs else self.rules.host_seconds(self.year)
+        law = self.constants["host"]
+        host = 0.0 if self.structure.cuda_graphs else law.get("kernel_s", self.rules.host_seconds(self.year))
+        join = serial if law.get("serial") else together
         for k, (time, (block, _)) in enumerate(zip(times, self.model.counts)):
             axes = [a for a in IN_LAYER if a != "ep" or block.rows("grouped_linear")]
             comm_f = sum((comm[a, "f"] for a in axes), np.zeros(len(self.table)))
@@ -258,8 +260,8 @@ class StructurePieces:
             gpu_f = self.spread(time.forward) * self.age
             gpu_b = self.spread(time.backward) * self.age
             again = self.spread(time.recompute) * self.age
-            forward = together(gpu_f + comm_f, launch)
-            backward = together(gpu_b + again + comm_b, launch + time.recompute_kernels * host)
+            forward = join(gpu_f + comm_f, launch)
+            backward = join(gpu_b + again + comm_b, launch + time.recompute_kernels * host)
             weight = self.spread(time.weight) * self.age
             r = self.rows
             out.forward[k, r] = forward
@@ -314,7 +316,7 @@ class StructurePieces:
             hidden = [k for k in chosen if self._hides(self.messages[k])]
             beside = sum((self.seconds[k] for k in hidden), np.zeros(len(self.table)))
             window = windows.get(phases[-1], forward_window) * times
-            left = behind(beside, window, self.rules.dp_residual)
+            left = behind(beside, window, self.constants["overlap"].get("residual", self.rules.dp_residual))
             share = np.where(beside > 0, left / np.maximum(beside, 1e-12), 1.0)
             for k in hidden:
                 shown[k] = self.seconds[k] * share
@@ -349,6 +351,11 @@ def together(gpu: Column, host: Column | float) -> Column:
     """
     share = host / gpu
     return np.asarray(gpu * np.cbrt(1.0 + share * share * share))
+
+
+def serial(gpu: Column, host: Column | float) -> Column:
+    """The same where the host that launches is the device that computes: one after the other."""
+    return gpu + host
 
 
 def software_factor(cluster: ClusterSpec, year: float, table: Constants) -> float:

@@ -23,6 +23,7 @@ from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from .distinct import distinct
 from .kernels import Constants, constants
+from .machine import constants_of
 from .message import Message
 from .once import offload_seconds
 from .pieces import Pieces, pieces
@@ -40,6 +41,10 @@ class Settings:
     constants: Constants = field(default_factory=constants)
     rules: Mapping[str, TimeRules] = field(default_factory=lambda: {name: f.time for name, f in FRAMEWORKS.items()})
     factor: float = 1.0
+
+    def on(self, cluster: ClusterSpec, job: TrainingJob) -> Settings:
+        """With what was measured of the cluster's GPU in place of the constants of its kind."""
+        return self if cluster.gpu.measured is None else replace(self, constants=constants_of(cluster.gpu, job.precision, self.constants))
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def screen(
 
     `messages` may be those of ``alike(table)``.
     """
-    settings = settings or Settings()
+    settings = (settings or Settings()).on(cluster, job)
     p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
     return _finish(p, _bounds(model, p, table), Origin(model, cluster, job, table, messages, settings))
 
@@ -232,7 +237,7 @@ def exact(
     settings: Settings | None = None,
 ) -> TimeTable:
     """Every plan with its schedule replayed: uneven stages, embedding and head on the end stages, messages between stages. About 1 ms a plan."""
-    settings = settings or Settings()
+    settings = (settings or Settings()).on(cluster, job)
     p = pieces(model, cluster, job, table, messages, settings.constants, settings.rules)
     span = _empty(p)
     for structure, stages, rows in _groups(model, table):

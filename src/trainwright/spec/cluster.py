@@ -4,6 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CollectiveCurve:
+    """Seconds of a collective among `ranks` devices of one node, measured at rising whole-message sizes."""
+
+    kind: str
+    ranks: int
+    bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `trainwright calibrate` measured of a device, all devices of the node at work. `kernels` has the tables of ``kernels.toml`` with measured
+    numbers in them (``matmul``, ``attention``, ``passes`` and ``loss`` by number format)."""
+
+    kernels: Mapping[str, Any] = field(default_factory=dict)
+    collectives: tuple[CollectiveCurve, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,12 @@ class GpuSpec:
     notes: str = ""
     source: str = ""
     confidence: str = ""
+    measured: Measured | None = None  # this very machine, in place of the laws' constants
+
+    @property
+    def is_cpu(self) -> bool:
+        """A share of a host's cores: gloo moves its messages, and the host that launches kernels is the device that runs them."""
+        return self.arch == "cpu"
 
     def peak(self, precision: str) -> float:
         """Dense FLOP/s in that format; the next wider format where the device has none (fp8 on Ampere runs as bf16)."""
@@ -63,6 +90,7 @@ class ClusterSpec:
     scaleup_gpus: int
     network_bytes_per_s: float  # per GPU, one way
     memory_margin: float = 0.04
+    network_latency_s: float | None = None  # one way, from host to host; None = that of the kind of network
     host_memory_bytes: float | None = None  # of one node
     nvme_bytes: float | None = None
     usd_per_gpu_hour: float | None = None

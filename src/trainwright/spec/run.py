@@ -50,6 +50,7 @@ class ClusterSection(Section):
     nodes: Count | None = None
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     network_gbps_per_gpu: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    network_latency_us: Annotated[float, Field(ge=0, le=1e6)] | None = None
     memory_margin: Annotated[float, Field(ge=0, lt=1)] = 0.04
     scaleup_gpus: Count | None = None
     host_memory_gb: Annotated[float, Field(gt=0, le=1e6)] | None = None
