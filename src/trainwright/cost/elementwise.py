@@ -15,7 +15,7 @@ from ..spec.blocks import Block, Op
 from ..spec.job import TrainingJob
 from ..spec.precision import activation_bytes
 from .flops import Shares, attention
-from .kernels import Constants
+from .kernels import Constants, constants
 from .table import Column
 
 
@@ -34,10 +34,13 @@ GROUPS = {"norm": "norms", "activation": "activation", "multiply": "activation"}
 def elementwise(block: Block, shares: Shares, job: TrainingJob, fusion: str, table: Constants) -> dict[str, Elementwise]:
     """Bytes by group: norms, activation, routing, and the rest. `fusion`: fused | compiled | eager (sections of [passes])."""
     passes = table["passes"][fusion]
+    counted = constants()["passes"][fusion]  # measured passes say how long, not how many kernels
     size = float(activation_bytes(job.precision))
     found: dict[str, Elementwise] = {}
     for op in block.ops:
         f, b, count = _passes(op, block, passes)
+        if passes is not counted:
+            count = _passes(op, block, counted)[2]
         if not (f or b or count):
             continue
         group = GROUPS.get(op.kind, "sums, rope, biases")
