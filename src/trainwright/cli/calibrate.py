@@ -1,4 +1,4 @@
-"""``trainwright calibrate runs.csv``: a profile of a cluster from its own runs."""
+"""``trainwright calibrate``: a profile of this machine by measuring it, or of a cluster from its own runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ import typer
 def calibrate(
     runs: Annotated[str, typer.Argument(help="CSV or JSONL of runs: the run spec's keys, measured.step_s.", show_default=False)] = "",
     output: Annotated[str | None, typer.Option("-o", "--output", help="Write the profile (TOML) here.", show_default=False)] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Without runs: ranks at work (all GPUs, one a core).", show_default=False)
+    ] = None,
+    dtypes: Annotated[str, typer.Option("--dtypes", help="Without runs: number formats to measure.")] = "fp32,bf16",
+    thorough: Annotated[bool, typer.Option("--thorough", help="Without runs: measure some minutes instead of one.")] = False,
     template: Annotated[bool, typer.Option("--template", help="Print an example CSV and stop.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Measure how far step times of your own runs are from the predicted ones, and keep the factor for --profile.
+    """Write a profile for --profile: of this machine, measured with PyTorch, or of a cluster, from a CSV of its runs.
+
+    Without RUNS this machine's matrix products, attention, memory-bound kernels, optimizer and collectives are timed, about a minute on a CPU, and the
+    profile describes its device, a CPU's too: --on 2xthis-cpu. With RUNS one factor a GPU and framework says how far step times were from the
+    predicted ones. Needs the extra where it measures: pip install 'trainwright[train]'
 
     Example: trainwright calibrate --template
     """
     from dataclasses import asdict
 
     from ..api import estimate_many
-    from ..errors import SpecError
     from ..measure.calibrate import calibrate as fit
     from ..measure.compare import Comparison
     from ..measure.record import read_records
@@ -30,7 +38,8 @@ def calibrate(
         typer.echo(TEMPLATE, nl=False)
         return
     if not runs:
-        raise SpecError("a file of runs is needed", "calibrate", ["trainwright calibrate --template > runs.csv"])
+        _measure(ranks, _formats(dtypes), thorough, output, json_)
+        return
     records = read_records(runs)
     profile = fit([Comparison(r, e) for r, e in zip(records, estimate_many(r.spec for r in records), strict=True)])
     if json_:
@@ -46,6 +55,34 @@ def calibrate(
         path = write_text(output, profile.to_toml())
         if not json_:
             console().print(f"wrote {path}; use it with --profile {path}")
+
+
+def _formats(text: str) -> list[str]:
+    from ..errors import unknown
+
+    found = [t.strip() for t in text.split(",") if t.strip()]
+    for name in found:
+        if name not in ("fp32", "bf16", "fp16"):
+            raise unknown("number format", name, ("fp32", "bf16", "fp16"), "--dtypes")
+    return found or ["fp32"]
+
+
+def _measure(ranks: int | None, dtypes: list[str], thorough: bool, output: str | None, json_: bool) -> None:
+    from ..train.verify import measure_machine
+    from .output import console, print_json, print_rows, write_text
+    from .plan import _waiting
+
+    with _waiting("measuring this machine"):
+        machine = measure_machine(ranks, dtypes, thorough)
+    if json_:
+        print_json({"gpu": dict(machine.gpu), "fits": [dict(vars(f)) for f in machine.fits], "seconds": machine.seconds})
+    else:
+        print_rows(machine.rows(), "table")
+        console().print(f"{machine.gpu['source']}; {machine.seconds:.0f} s. Other numbers stay the catalogue's and the frameworks'.")
+    if output:
+        path = write_text(output, machine.to_toml())
+        if not json_:
+            console().print(f"wrote {path}; use it with --profile {path} --on {machine.raw['device']['ranks']}x{machine.id}")
 
 
 TEMPLATE = """\

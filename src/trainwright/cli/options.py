@@ -73,6 +73,7 @@ class Request:
     document: dict[str, Any]
     catalog_files: tuple[str, ...] = ()
     profile: Profile | None = None
+    profile_file: str | None = None
 
 
 def takes_run(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +88,7 @@ def takes_run(command: Callable[..., Any]) -> Callable[..., Any]:
         if profile:
             from ..measure.calibrate import read_profile
 
-            request = replace(request, profile=read_profile(profile))
+            request = replace(request, profile=read_profile(profile), profile_file=profile, catalog_files=(*request.catalog_files, profile))
         return command(request=request, **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY

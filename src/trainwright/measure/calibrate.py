@@ -98,7 +98,7 @@ def read_profile(path: str | Path) -> Profile:
         document = tomllib.loads(target.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"is no TOML: {error}", str(path)) from None
-    rows = document.get("factor")
+    rows = document.get("factor", [] if document.get("gpu") else None)  # a measured machine may have no factors
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) for r in rows):
         raise SpecError("holds no [[factor]]", str(path))
     return Profile(tuple(_read_factor(r, f"{path}, factor {n}") for n, r in enumerate(rows, 1)))

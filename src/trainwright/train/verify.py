@@ -1,0 +1,193 @@
+"""Runs a plan and layouts like it on this machine and holds them against their estimates. Needs torch in the processes that it starts, not in this one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..api import estimate, load
+from ..errors import SpecError
+from ..measure.layouts import layouts, name_of
+from ..measure.machine import Machine, machine_of
+from ..measure.real import RealRow, RealVerification, loss_rows, message_rows, time_rows
+from ..resolve import Run, resolve
+from .ranks import run_ranks
+from .scope import require_torch
+
+if TYPE_CHECKING:
+    from ..cost.estimate import Estimate
+
+MOST_CPU_RANKS = 8
+STEPS = 3
+
+
+def hardware() -> tuple[str, int, int]:
+    """(cuda or cpu, ranks that this machine has devices for, threads of each): one rank a GPU, or one a core and at most 2 x that."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ("cuda", gpus, max(1, cores // gpus)) if gpus else ("cpu", cores, 1)
+
+
+def measure_machine(ranks: int | None = None, dtypes: Sequence[str] = ("fp32", "bf16"), thorough: bool = False) -> Machine:
+    """This machine with `ranks` ranks at work (all GPUs, or one a core). Raises `TorchMissing` without torch, `SpecError` for more ranks than devices."""
+    import time
+
+    require_torch()
+    kind, most, _ = hardware()
+    count = most if ranks is None else ranks
+    limit = most if kind == "cuda" else max(MOST_CPU_RANKS, most)
+    if not 1 <= count <= limit:
+        raise SpecError(f"{count} ranks are not between 1 and this machine's {limit}", "--ranks", [limit])
+    threads = max(1, most // count) if kind == "cpu" else 1
+    start = time.perf_counter()
+    request = {"device": kind, "dtypes": list(dtypes), "thorough": thorough}
+    raw = run_ranks("trainwright.train.measure_machine", request, count, 900.0, threads)
+    return machine_of(raw, base=_known(raw["device"]["name"]) if kind == "cuda" else None, seconds=time.perf_counter() - start)
+
+
+def _known(name: str) -> Any:
+    """The catalogue's GPU of that name, None where it has none."""
+    from ..catalog.gpus import load_gpu
+
+    try:
+        return load_gpu(name)
+    except SpecError:
+        return None
+
+
+def here(document: Mapping[str, Any], machine_id: str, gpus: int) -> dict[str, Any]:
+    """The run spec on this machine's devices."""
+    return {**document, "cluster": {"gpu": machine_id, "nodes": 1, "gpus_per_node": gpus}}
+
+
+class Real:
+    """One plan on this machine."""
+
+    def __init__(self, document: Mapping[str, Any], machine: Machine, catalog_files: tuple[str, ...]) -> None:
+        self.machine, self.files = machine, catalog_files
+        planned = resolve(load(dict(document)), catalog_files)
+        self.gpus = planned.plan.gpus
+        self.kind, most, _ = hardware()
+        limit = most if self.kind == "cuda" else max(MOST_CPU_RANKS, most)
+        if self.gpus > limit:
+            raise SpecError(
+                f"the plan has {self.gpus} ranks, this machine room for {limit}: only its memory and messages can be held against PyTorch here",
+                "cluster",
+                ["trainwright verify --memory"],
+            )
+        self.document = {**planned.filled, "model": document["model"]}
+        self.run = planned
+
+    def _ranks(self, documents: list[dict[str, Any]], gpus: int, **request: Any) -> list[dict[str, Any]]:
+        threads = max(1, hardware()[1] // gpus) if self.kind == "cpu" else 1
+        asked = {"documents": documents, "catalog_files": list(self.files), "device": self.kind, **request}
+        return list(run_ranks("trainwright.train.measure_runs", asked, gpus, 900.0, threads))
+
+    def messages_and_losses(self) -> list[RealRow]:
+        """Losses and gradients of the layout in fp32 against one device, and the collectives of a step of the plan itself against its estimate."""
+        single = here(alone(self.document), self.machine.id, 1)
+        wide = here(in_fp32(self.document), self.machine.id, self.gpus)
+        with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
+            kept = str(Path(folder) / "gradients")
+            one = self._ranks([single], 1, losses=STEPS, reference=True, kept=kept, clip=0.0)[0]
+            many = self._ranks([wide], self.gpus, losses=STEPS, reference=False, kept=kept, clip=0.0)[0]
+        mine = here(self.document, self.machine.id, self.gpus)
+        sent = self._ranks([mine], self.gpus, messages=True)[0]
+        for found in (one, many, sent):
+            if "error" in found:
+                raise SpecError(found["error"], "strategy")
+        return [*loss_rows(one, many), *message_rows(self.estimate(mine), sent["messages"])]
+
+    def times(self, every: bool, rounds: int) -> tuple[list[RealRow], dict[str, float], list[str]]:
+        """Step times of the plan, and with `every` of each layout of `measure.layouts` that this model can have."""
+        chosen = [dict(self.document["strategy"])]
+        if every:
+            chosen += [{**s, "attention": chosen[0].get("attention", "flash")} for s in layouts(self.gpus, self.run.job.global_batch_size)]
+        documents, estimates, skipped = [], [], []
+        for strategy in chosen:
+            document = here({**self.document, "strategy": strategy}, self.machine.id, self.gpus)
+            try:
+                estimates.append(self.estimate(document))
+                documents.append(document)
+            except SpecError as error:
+                skipped.append(f"{name_of(strategy)}: {error}")
+        found = self._ranks(documents, self.gpus, rounds=rounds)
+        names = [name_of(d["strategy"]) for d in documents]
+        skipped += [f"{n}: {f['error']}" for n, f in zip(names, found) if "error" in f]
+        rows, summary = time_rows(names, estimates, found)
+        return rows, summary, skipped
+
+    def estimate(self, document: dict[str, Any]) -> Estimate:
+        return estimate(document, catalog_files=self.files)
+
+
+def in_fp32(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same job and layout in fp32, where layouts can be compared to the last digits."""
+    training = {**document["training"], "precision": "fp32", "master_weights": "none", "gradient_dtype": "fp32", "autocast": False}
+    training.pop("fp8_recipe", None)
+    return {**document, "training": training}
+
+
+def alone(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same job in fp32 on one device."""
+    wide = in_fp32(document)
+    loss = "plain" if wide["training"].get("loss") == "vocab-parallel" else wide["training"].get("loss", "plain")
+    strategy = {"framework": "ddp", "sharding": "none", "dp": 1, "micro_batch_size": 1, "attention": document["strategy"].get("attention", "flash")}
+    return {**wide, "training": {**wide["training"], "loss": loss}, "strategy": strategy}
+
+
+def verify_real(
+    document: Mapping[str, Any],
+    *,
+    machine: Machine | None = None,
+    profile: str | None = None,
+    catalog_files: tuple[str, ...] = (),
+    exact: bool = True,
+    times: bool = True,
+    every_layout: bool = False,
+    rounds: int = 4,
+) -> RealVerification:
+    """The plan run for real on this machine: `exact` (losses, gradients, collectives), `times` (steps, with `every_layout` those of other layouts too).
+
+    `machine` or `profile` (a file) say how fast this machine is; without either it is measured first.
+    """
+    require_torch()
+    with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
+        if profile is None:
+            machine = machine or measure_machine(resolve(load(dict(document)), catalog_files).plan.gpus)
+            path = Path(folder) / "machine.toml"
+            path.write_text(machine.to_toml(), encoding="utf-8")
+            profile = str(path)
+        if machine is None:
+            machine = _machine_in(profile)
+        real = Real(document, machine, (*catalog_files, profile))
+        rows: list[RealRow] = []
+        summary: dict[str, float] = {}
+        skipped: list[str] = []
+        if exact:
+            rows += real.messages_and_losses()
+        if times:
+            found, summary, skipped = real.times(every_layout, rounds)
+            rows += found
+        return RealVerification(tuple(rows), summary, str(machine.gpu.get("source", "")), tuple(skipped))
+
+
+def _machine_in(profile: str) -> Machine:
+    """The machine that a profile describes."""
+    from ..catalog.user_files import read_user_catalog
+
+    gpus = [g for g in read_user_catalog([profile]).gpus if "measured" in g]
+    if not gpus:
+        raise SpecError("describes no machine", profile, ["trainwright calibrate -o machine.toml"])
+    return Machine(gpus[0], (), {}, 0.0)
+
+
+def is_runnable(run: Run) -> bool:
+    """Whether this machine has a device for every rank."""
+    kind, most, _ = hardware()
+    return run.plan.gpus <= (most if kind == "cuda" else max(MOST_CPU_RANKS, most))
