@@ -164,7 +164,13 @@ def measure(n: int, links: list[Link], netem: bool, sizes: tuple[int, ...], log:
         for i in range(n):
             command = ["ip", "netns", "exec", namespace(i), "env", "GLOO_SOCKET_IFNAME=net0", "TP_SOCKET_IFNAME=net0", "OMP_NUM_THREADS=1"]
             command += [sys.executable, "-m", "torch.distributed.run", f"--nnodes={n}", "--nproc-per-node=1", "--rdzv-backend=c10d"]
-            command += ["--rdzv-endpoint=10.77.0.1:29400", "--rdzv-id=network", f"--rdzv-conf=is_host={int(i == 0)}", f"--local-addr=10.77.0.{i + 1}", "--max-restarts=0"]
+            command += [
+                "--rdzv-endpoint=10.77.0.1:29400",
+                "--rdzv-id=network",
+                f"--rdzv-conf=is_host={int(i == 0)}",
+                f"--local-addr=10.77.0.{i + 1}",
+                "--max-restarts=0",
+            ]
             command += [__file__, "--rank-in", folder, "--links", str(len(links)), "--sizes", ",".join(map(str, sizes))]
             started.append(subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True))
         rows: list[dict[str, float | str | int]] = []
@@ -265,7 +271,7 @@ def one_way(me: int) -> float:
     return shortest / 2
 
 
-def _call(kind: str, size: int, me: int, n: int):  # noqa: ANN202
+def _call(kind: str, size: int, me: int, n: int):
     import torch
     import torch.distributed as dist
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .cost.estimate import Estimate
     from .emit import Options
     from .measure.calibrate import Profile
+    from .measure.real import RealVerification
     from .measure.verify import Verification
     from .resolve import Run, Task
     from .schedules.replay import Result
@@ -128,6 +129,17 @@ def verify(spec: Source, *, tolerance_bytes: int | None = None, catalog_files: t
     from .train.probe import probe
 
     return Verification(predicted, probe(run), TOLERANCE_BYTES if tolerance_bytes is None else tolerance_bytes)
+
+
+def verify_real(spec: Source, **options: Any) -> RealVerification:
+    """One run for real on this machine, beside its estimate: losses, gradients, collectives, step times (`train.verify.verify_real`'s options).
+
+    Needs the extra ``train``; raises `SpecError` for a run with more ranks than this machine has devices.
+    """
+    from .train.verify import verify_real as hold
+
+    document = load(spec).model_dump(exclude_none=True) if not isinstance(spec, Mapping) else spec
+    return hold(document, lambda d, files: estimate(d, catalog_files=files), **options)
 
 
 def _same_job(runs: Sequence[Run]) -> Iterator[list[int]]:

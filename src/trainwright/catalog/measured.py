@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ def _curves(rows: Sequence[Any], where: str) -> Iterator[CollectiveCurve]:
                 raise SpecError("is no list of numbers", f"{here}.{name}")
             if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < 1e18 for x in column):
                 raise SpecError("has an entry that is no positive number", f"{here}.{name}")
-        if len(sizes) != len(seconds) or any(b <= a for a, b in zip(sizes, sizes[1:])):
+        x, y = (tuple(float(v) for v in row[name]) for name in ("bytes", "seconds"))
+        if len(x) != len(y) or any(b <= a for a, b in itertools.pairwise(x)):
             raise SpecError("needs rising sizes and a time for each", here)
-        yield CollectiveCurve(str(row["kind"]), ranks, tuple(map(float, sizes)), tuple(map(float, seconds)))
+        yield CollectiveCurve(str(row["kind"]), ranks, x, y)

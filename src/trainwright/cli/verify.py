@@ -13,11 +13,13 @@ from .plan import Json, _waiting
 @takes_run
 def verify(
     request: Request,
-    memory: Annotated[bool, typer.Option("--memory", help="Bytes and messages of one rank, by PyTorch on fake tensors; nothing is run.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Bytes and messages of one rank, by PyTorch on fake tensors; nothing is run.")
+    ] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Run it: losses, gradients, collectives.")] = False,
     times: Annotated[bool, typer.Option("--time", help="Run it: seconds of a step, predicted and measured.")] = False,
     layouts: Annotated[bool, typer.Option("--layouts", help="With --time: more layouts of the same job, side by side.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="With --time: turns of every layout; the best counts.")] = 4,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="With --time: turns of every layout; the best counts.")] = 6,
     tolerance: Annotated[
         int | None, typer.Option("--tolerance", min=0, help="With --memory: bytes that a row may be off (8192).", show_default=False)
     ] = None,
@@ -56,7 +58,7 @@ def verify(
 
 
 def _real(request: Request, exact: bool, times: bool, layouts: bool, rounds: int, json_: bool) -> int:
-    from ..train.verify import verify_real
+    from ..api import verify_real
     from .output import console, print_json
 
     files = tuple(f for f in request.catalog_files if f != request.profile_file)

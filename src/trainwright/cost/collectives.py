@@ -14,7 +14,8 @@ domain is that of the link, between domains that of the members' own NICs (other
 
 Each takes start + steps x hop + transfer. Inside a domain a transfer is bytes / rate x (1 + (half / S)^power); between domains the
 shorter of a low-latency protocol at a share of the rate and a bulk protocol that fills its pipeline first. Without a given algorithm the
-fastest one that the hardware has is taken, as NCCL's tuner does. Between CPUs it is gloo's own algorithms (`collectives_gloo`). Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL
+fastest one that the hardware has is taken, as NCCL's tuner does. Between CPUs: gloo's
+algorithms (`collectives_gloo`). Sources: Thakur et al. 2005 (ring), arXiv:0904.4223 (double tree), NCCL
 src/graph/tuning.cc (latencies), constants: ``links.toml``.
 """
 

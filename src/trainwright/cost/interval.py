@@ -8,7 +8,9 @@ from ..spec.plan import Structure
 from .kernels import Constants, Rates
 
 
-def spread(model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates, table: Constants, measured: bool = False) -> tuple[float, float]:
+def spread(
+    model: ModelSpec, job: TrainingJob, structure: Structure, rate: Rates, table: Constants, measured: bool = False
+) -> tuple[float, float]:
     """(low, high) factors on the step: 1 / (1 + w) and 1 + w with the width w of its kind in `kernels.toml` [interval]."""
     width = table["interval"][kind_of(model, job, structure, rate, measured)]
     return 1.0 / (1.0 + width), 1.0 + width

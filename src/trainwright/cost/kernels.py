@@ -97,8 +97,9 @@ def rates(gpu: GpuSpec, precision: str, year: float, library: str = "te", table:
 def _measured(gpu: GpuSpec, known: Constants, precision: str, table: Constants) -> Rates:
     """Rates of a machine whose products, attention and copies were measured in the formats that it has."""
     dtype = activation_dtype(precision)
-    pick = lambda tables: next((tables[d] for d in (dtype, "fp32", "bf16", "fp16") if d in tables), {})  # noqa: E731
-    product, attention = pick(known["matmul"]), pick(known.get("attention", {}))
+    formats = (dtype, "fp32", "bf16", "fp16")
+    tables: tuple[Constants, Constants] = (known["matmul"], known.get("attention", {}))
+    product, attention = (dict(next((t[d] for d in formats if d in t), {})) for t in tables)
     flops = product["flops"]
     return Rates(
         product_flops=flops,

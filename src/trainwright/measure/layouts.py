@@ -6,36 +6,35 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 DDP = {"framework": "ddp", "sharding": "none"}
+PLAIN = {"framework": "fsdp2", "sharding": "none"}
 ZERO3 = {"framework": "fsdp2", "sharding": "zero3"}
 
 
 def layouts(gpus: int, batch: int) -> Iterator[dict[str, Any]]:
-    """``[strategy]`` tables for `gpus` devices and `batch` sequences a step, the most different first. Some may not suit a model: who runs them, checks."""
+    """``[strategy]`` tables for `gpus` devices and `batch` sequences a step. Some may not suit a model: who runs them, checks."""
     share = max(1, batch // gpus)
-    small = max(1, share // 4)
-    for strategy in (
-        {**DDP, "micro_batch_size": share},
-        {**ZERO3, "micro_batch_size": share},
-        {"tp": gpus, "framework": "fsdp2", "sharding": "none", "sequence_parallel": True, "micro_batch_size": share, "no_dp": True},
-        {"pp": gpus, "schedule": "1f1b", "micro_batch_size": small, "no_dp": True, **DDP},
-        {**DDP, "micro_batch_size": share, "recompute": "full"},
-        {**DDP, "micro_batch_size": small},
-        {**ZERO3, "micro_batch_size": small, "recompute": "full"},
-        {"framework": "ddp", "sharding": "zero1", "micro_batch_size": share},
-        {"framework": "fsdp2", "sharding": "zero2", "micro_batch_size": share},
-        {"pp": gpus, "schedule": "gpipe", "micro_batch_size": share, "no_dp": True, **DDP},
-        {"pp": gpus, "schedule": "1f1b", "micro_batch_size": small, "recompute": "full", "no_dp": True, **DDP},
-        {"tp": gpus, "framework": "fsdp2", "sharding": "none", "sequence_parallel": True, "micro_batch_size": small, "recompute": "full", "no_dp": True},
-        {"pp": gpus, "schedule": "interleaved-1f1b", "virtual_stages": 2, "micro_batch_size": small, "no_dp": True, **DDP},
-        {"framework": "fsdp2", "sharding": "none", "micro_batch_size": share},
-        {**ZERO3, "micro_batch_size": small},
-        {"pp": gpus, "schedule": "1f1b", "micro_batch_size": max(1, batch // 2), "no_dp": True, **DDP},
-        {"framework": "ddp", "sharding": "zero1", "micro_batch_size": small, "recompute": "full"},
-        {"cp": gpus, "micro_batch_size": share, "no_dp": True, **ZERO3},
-    ):
-        table: dict[str, Any] = dict(strategy)
-        table["dp"] = 1 if table.pop("no_dp", False) else gpus
-        yield table
+    small, half = max(1, share // 4), max(1, batch // 2)
+    data = {"dp": gpus}
+    tensor = {**PLAIN, "dp": 1, "tp": gpus, "sequence_parallel": True}
+    pipeline = {**PLAIN, "dp": 1, "pp": gpus}
+    yield from (
+        {**DDP, **data, "micro_batch_size": share},
+        {**DDP, **data, "micro_batch_size": share, "recompute": "full"},
+        {**DDP, **data, "micro_batch_size": small},
+        {**ZERO3, **data, "micro_batch_size": share},
+        {**ZERO3, **data, "micro_batch_size": small, "recompute": "full"},
+        {**tensor, "micro_batch_size": batch},
+        {**tensor, "micro_batch_size": half, "recompute": "full"},
+        {**pipeline, "schedule": "1f1b", "micro_batch_size": small},
+        {**pipeline, "schedule": "gpipe", "micro_batch_size": half},
+        {**pipeline, "schedule": "gpipe", "micro_batch_size": half, "recompute": "full"},
+        {**pipeline, "schedule": "1f1b", "micro_batch_size": batch},
+        {**pipeline, "schedule": "interleaved-1f1b", "virtual_stages": 2, "micro_batch_size": small},
+        {"framework": "ddp", "sharding": "zero1", **data, "micro_batch_size": share},
+        {"framework": "fsdp2", "sharding": "zero2", **data, "micro_batch_size": share, "recompute": "full"},
+        {**pipeline, "schedule": "1f1b", "micro_batch_size": small, "recompute": "full"},
+        {**PLAIN, **data, "micro_batch_size": share},
+    )
 
 
 def name_of(strategy: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from ..spec.precision import DTYPE_BYTES
 
 HALVES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 # Below one pass nothing was read or written; the measurement then says that the row is free beside its neighbors.
-LEAST_RESIDUAL, MOST_RESIDUAL = 0.05, 1.0
+LEAST_RESIDUAL, MOST_RESIDUAL = 0.05, 3.0
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ def _passes(rows: Mapping[str, Sequence[float]], size: float, bandwidth: float) 
 
 
 def overlap_of(o: Mapping[str, float]) -> dict[str, float]:
-    """The share of a hidden message that shows all the same: both at once, less the longer one, over the shorter one."""
+    """The share of a hidden message that shows all the same: both at once, less the longer one, over the shorter one. Above one where both want the same
+    cores, and taking turns costs more than waiting."""
     shorter, longer = sorted((o["work_s"], o["sent_s"]))
     residual = min(MOST_RESIDUAL, max(LEAST_RESIDUAL, (o["both_s"] - longer) / shorter))
     return {"residual": residual, "slowdown": residual}
@@ -242,4 +243,9 @@ def fit_attention(points: Sequence[Sequence[float]], dtype: str) -> Fit:
     found = {"flops": rate, "half_length": lh, "head_half": hh, "backward": ratio}
     law = Rates(rate, rate, rate, 1.0, 1, rate, lh, 1.0, {}, head_half=hh)
     predicted = np.array([float(attention_seconds(f, s, int(d), law)) for f, s, d in zip(flops, length, head)])
-    return Fit(f"attention, {dtype}", found, len(length), *_errors(np.concatenate([predicted, ratio * predicted]), np.concatenate([forward, backward])))
+    return Fit(
+        f"attention, {dtype}",
+        found,
+        len(length),
+        *_errors(np.concatenate([predicted, ratio * predicted]), np.concatenate([forward, backward])),
+    )

@@ -66,10 +66,14 @@ def loss_rows(reference: Mapping[str, Any], found: Mapping[str, Any]) -> list[Re
     rows = []
     for i, (one, many) in enumerate(zip(reference["losses"], found["losses"]), 1):
         difference = many - one
-        rows.append(RealRow(f"loss of step {i}, one device and this layout", one, many, "loss", difference, abs(difference) <= LOSS_TOLERANCE))
+        rows.append(
+            RealRow(f"loss of step {i}, one device and this layout", one, many, "loss", difference, abs(difference) <= LOSS_TOLERANCE)
+        )
     worst = found.get("gradient_difference")
     if worst is not None:
-        rows.append(RealRow(f"largest difference in {found['gradients']} gradients", 0.0, worst, "gradient", worst, worst <= GRADIENT_TOLERANCE))
+        rows.append(
+            RealRow(f"largest difference in {found['gradients']} gradients", 0.0, worst, "gradient", worst, worst <= GRADIENT_TOLERANCE)
+        )
     return rows
 
 
@@ -101,7 +105,9 @@ def axis_of(group: str) -> str:
     return next((name for name in ("tp", "pp", "cp") if group.startswith(name)), "dp")
 
 
-def time_rows(names: Sequence[str], estimates: Sequence[Estimate], found: Sequence[Mapping[str, Any]]) -> tuple[list[RealRow], dict[str, float]]:
+def time_rows(
+    names: Sequence[str], estimates: Sequence[Estimate], found: Sequence[Mapping[str, Any]]
+) -> tuple[list[RealRow], dict[str, float]]:
     """Step times with signed errors, and their summary. On a GPU the allocator's bytes and MFU as well."""
     rows, predicted, measured = [], [], []
     for name, estimate, entry in zip(names, estimates, found):
@@ -132,5 +138,9 @@ def _gpu_rows(name: str, estimate: Estimate, memory: Mapping[str, int], seconds:
         error = value / max(memory[kind], 1) - 1
         rows.append(RealRow(f"{kind} memory of {name}", value, memory[kind], "bytes", error, abs(error) <= MEMORY_TOLERANCE))
     mfu = estimate.to_dict()["throughput"]["mfu"]
-    rows.append(RealRow(f"MFU of {name}", mfu, mfu * estimate.step_s / seconds, "of the peak", estimate.step_s and seconds / estimate.step_s - 1, True))
+    rows.append(
+        RealRow(
+            f"MFU of {name}", mfu, mfu * estimate.step_s / seconds, "of the peak", estimate.step_s and seconds / estimate.step_s - 1, True
+        )
+    )
     return rows

@@ -104,7 +104,9 @@ def answer(work: Callable[[str, dict[str, Any]], Any]) -> int:
         import traceback
 
         traceback.print_exc()
-        (place / f"error-{rank}.txt").write_text(f"{type(error).__name__}: {error}" if not isinstance(error, TrainwrightError) else str(error))
+        (place / f"error-{rank}.txt").write_text(
+            f"{type(error).__name__}: {error}" if not isinstance(error, TrainwrightError) else str(error)
+        )
         return 1
     if rank == "0":
         part = place / "answer.part"

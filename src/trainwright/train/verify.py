@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..api import estimate, load
 from ..errors import SpecError
 from ..measure.layouts import layouts, name_of
 from ..measure.machine import Machine, machine_of
 from ..measure.real import RealRow, RealVerification, loss_rows, message_rows, time_rows
 from ..resolve import Run, resolve
+from ..spec.run import validate
 from .ranks import run_ranks
 from .scope import require_torch
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MOST_CPU_RANKS = 8
 STEPS = 3
+Estimator = Callable[[dict[str, Any], tuple[str, ...]], "Estimate"]  # a run spec and more catalogue files -> its estimate
 
 
 def hardware() -> tuple[str, int, int]:
@@ -68,9 +69,9 @@ def here(document: Mapping[str, Any], machine_id: str, gpus: int) -> dict[str, A
 class Real:
     """One plan on this machine."""
 
-    def __init__(self, document: Mapping[str, Any], machine: Machine, catalog_files: tuple[str, ...]) -> None:
-        self.machine, self.files = machine, catalog_files
-        planned = resolve(load(dict(document)), catalog_files)
+    def __init__(self, document: Mapping[str, Any], estimate: Estimator, machine: Machine, catalog_files: tuple[str, ...]) -> None:
+        self.machine, self.files, self.predict = machine, catalog_files, estimate
+        planned = resolve(validate(dict(document)), catalog_files)
         self.gpus = planned.plan.gpus
         self.kind, most, _ = hardware()
         limit = most if self.kind == "cuda" else max(MOST_CPU_RANKS, most)
@@ -107,7 +108,8 @@ class Real:
         """Step times of the plan, and with `every` of each layout of `measure.layouts` that this model can have."""
         chosen = [dict(self.document["strategy"])]
         if every:
-            chosen += [{**s, "attention": chosen[0].get("attention", "flash")} for s in layouts(self.gpus, self.run.job.global_batch_size)]
+            same = {"attention": chosen[0].get("attention", "flash")}
+            chosen += [{**s, **same} for s in layouts(self.gpus, self.run.job.global_batch_size) if name_of(s) != name_of(chosen[0])]
         documents, estimates, skipped = [], [], []
         for strategy in chosen:
             document = here({**self.document, "strategy": strategy}, self.machine.id, self.gpus)
@@ -123,7 +125,7 @@ class Real:
         return rows, summary, skipped
 
     def estimate(self, document: dict[str, Any]) -> Estimate:
-        return estimate(document, catalog_files=self.files)
+        return self.predict(document, self.files)
 
 
 def in_fp32(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,12 +139,19 @@ def alone(document: Mapping[str, Any]) -> dict[str, Any]:
     """The same job in fp32 on one device."""
     wide = in_fp32(document)
     loss = "plain" if wide["training"].get("loss") == "vocab-parallel" else wide["training"].get("loss", "plain")
-    strategy = {"framework": "ddp", "sharding": "none", "dp": 1, "micro_batch_size": 1, "attention": document["strategy"].get("attention", "flash")}
+    strategy = {
+        "framework": "ddp",
+        "sharding": "none",
+        "dp": 1,
+        "micro_batch_size": 1,
+        "attention": document["strategy"].get("attention", "flash"),
+    }
     return {**wide, "training": {**wide["training"], "loss": loss}, "strategy": strategy}
 
 
 def verify_real(
     document: Mapping[str, Any],
+    estimate: Estimator,
     *,
     machine: Machine | None = None,
     profile: str | None = None,
@@ -154,18 +163,18 @@ def verify_real(
 ) -> RealVerification:
     """The plan run for real on this machine: `exact` (losses, gradients, collectives), `times` (steps, with `every_layout` those of other layouts too).
 
-    `machine` or `profile` (a file) say how fast this machine is; without either it is measured first.
+    `estimate` predicts; `machine` or `profile` (a file) say how fast this machine is; without either it is measured first.
     """
     require_torch()
     with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
         if profile is None:
-            machine = machine or measure_machine(resolve(load(dict(document)), catalog_files).plan.gpus)
+            machine = machine or measure_machine(resolve(validate(dict(document)), catalog_files).plan.gpus)
             path = Path(folder) / "machine.toml"
             path.write_text(machine.to_toml(), encoding="utf-8")
             profile = str(path)
         if machine is None:
             machine = _machine_in(profile)
-        real = Real(document, machine, (*catalog_files, profile))
+        real = Real(document, estimate, machine, (*catalog_files, profile))
         rows: list[RealRow] = []
         summary: dict[str, float] = {}
         skipped: list[str] = []
