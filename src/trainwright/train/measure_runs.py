@@ -71,16 +71,22 @@ class Layout:
         return {} if found is None else dict(zip(("allocated", "reserved", "device"), found))
 
 
+class Calls(Tracker):
+    """Collectives of a step; what a trainer agrees on beside the plan counts as axis ``scalar``."""
+
+    def message(self, axis: str, collective: str, size: int, dtype: str, payload: int) -> None:
+        super().message("scalar" if payload <= SCALAR_BYTES else axis, collective, size, dtype, payload)
+
+
 def messages(layout: Layout) -> list[list[Any]]:
-    """[axis, collective, ranks, bytes of the whole payload, calls] of one step of rank 0; what is smaller than `SCALAR_BYTES` a call as axis ``scalar``."""
-    tracker = Tracker()
+    """[axis, collective, ranks, bytes of the whole payload, calls] of one step of rank 0."""
+    tracker = Calls()
     tracker.axes = axes_of(layout.ranks)
     with tracker:
         layout.trainer.step(batch_of(layout.run, layout.ranks, 1))
     found: dict[tuple[str, str, int], list[int]] = {}
     for (axis, kind, size, _, _), (count, payload) in tracker.messages.items():
-        name = "scalar" if payload <= SCALAR_BYTES * count else axis
-        entry = found.setdefault((name, kind, size), [0, 0])
+        entry = found.setdefault((axis, kind, size), [0, 0])
         entry[0] += payload
         entry[1] += count
     return [[*key, *value] for key, value in sorted(found.items())]
