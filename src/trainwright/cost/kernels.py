@@ -107,7 +107,7 @@ def _measured(gpu: GpuSpec, known: Constants, precision: str, table: Constants) 
         four_bit_flops=flops * gpu.peak("fp4") / gpu.peak(dtype),
         bytes_per_s=gpu.hbm_bytes_per_s,
         compute_units=gpu.compute_units or 100,
-        attention_flops=float(attention.get("flops", flops)),
+        attention_flops=float(attention.get("flops") or flops),
         attention_half_length=attention.get("half_length", 0.0),
         head_64=1.0,
         law={**table["matmul"], **product},
