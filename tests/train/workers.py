@@ -34,7 +34,7 @@ class RankError(AssertionError):
 
 
 class Workers:
-    def __init__(self, size: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, size: int, timeout_s: float = 120.0) -> None:
         self.size, self.timeout_s = size, timeout_s
         self.process: subprocess.Popen[bytes] | None = None
         self.ranks: list[Connection] = []
