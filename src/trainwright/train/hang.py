@@ -6,6 +6,7 @@ timeout, it writes down what its rank has enqueued and what is not done, and the
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -26,9 +27,8 @@ def record_collectives() -> None:
 
 def note(step: int) -> dict[str, Any]:
     """What this rank has asked for: {group: {"enqueued", "completed"}} and the newest collectives that have not ended, by group."""
-    from torch._C import _distributed_c10d
-
-    raw = json.loads(_distributed_c10d._dump_fr_trace_json())
+    recorder: Any = importlib.import_module("torch._C._distributed_c10d")  # not in PyTorch's own type stubs
+    raw = json.loads(recorder._dump_fr_trace_json())
     groups: dict[str, dict[str, Any]] = {}
     for entry in raw.get("entries", []):
         name = entry["process_group"][1] if entry["process_group"][1] not in ("", "undefined") else entry["process_group"][0]
