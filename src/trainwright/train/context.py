@@ -1,6 +1,7 @@
 """Context parallelism: each rank of the cp axis holds part of every sequence, and attention brings queries and keys together again.
 
-* ``ring``: keys and values travel round the ring, partial results are merged by their log-sum-exp (arXiv:2310.01889); in backward their gradients
+* ``ring``: keys and values travel round the ring, partial results are merged by their log-sum-exp (arXiv:2310.01889;
+  one flash kernel a step where the machine has it); in backward their gradients
   travel with them.
   Ranks hold the pieces r and 2n-1-r of 2n, so that causal work is even (arXiv:2309.14509, Llama 3's report §3.3.2).
 * ``allgather``: keys and values are gathered, queries stay.
@@ -9,13 +10,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ..errors import SpecError
 from ..resolve import Run
+from . import fused
 from .data.batches import Batch
 from .kernels import attend, documents_mask
 from .mesh import Ranks
@@ -24,6 +26,8 @@ from .modules import Context, Core, Decoder
 # PyTorch 2.13 renames them.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+LOWEST = -1e30  # stands for -inf where a difference of two of them would be no number
 
 
 def index_of(rank: int, size: int, tokens: int, kind: str) -> torch.Tensor:
@@ -78,7 +82,7 @@ class Across:
         indices = [index_of(r, self.size, total, self.kind).to(q.device) for r in range(self.size)]
         window = core.op.window
         if self.kind == "ring":
-            return Ring.apply(q, k, v, self, indices, context.everywhere, window)
+            return Ring.apply(q, k, v, self, indices, context.everywhere, window, core.kind)
         if self.kind == "allgather":
             keys, values = (Gathered.apply(x, self) for x in (k, v))
             allowed = _allowed(indices[self.rank], torch.cat(indices), window)[None, None]
@@ -158,8 +162,25 @@ class Gathered(torch.autograd.Function):
         return out, None
 
 
+class Block(NamedTuple):
+    """What this rank's queries see of another's keys: which rows of each, and whether they are ordered among themselves (the rank's own)."""
+
+    rows: slice
+    keys: slice
+    causal: bool
+
+
+def block_of(here: int, source: int, tokens: int) -> Block:
+    """Of pieces (r, 2n-1-r) each rank's second comes after every first piece: keys of an earlier rank are seen half, by all queries; keys of a later
+    rank whole, by the second half of the queries. So every step but the first is half a square, without a mask."""
+    half, whole = tokens // 2, slice(0, tokens)
+    if source == here:
+        return Block(whole, whole, True)
+    return Block(whole, slice(0, half), False) if source < here else Block(slice(half, tokens), whole, False)
+
+
 class Ring(torch.autograd.Function):
-    """softmax(q k^T) v with keys and values passed on n - 1 times, and their gradients n times."""
+    """softmax(q k^T) v with keys and values passed on n - 1 times, and their gradients n times. Sums are in fp32."""
 
     @staticmethod
     def forward(
@@ -171,27 +192,31 @@ class Ring(torch.autograd.Function):
         indices: list[torch.Tensor],
         documents: torch.Tensor | None,
         window: int | None,
+        kind: str,
     ) -> torch.Tensor:
         ctx.across, ctx.indices, ctx.documents, ctx.window = across, indices, documents, window
-        kv = torch.stack((k, v))
-        out: torch.Tensor | None = None
-        total: torch.Tensor | None = None
+        ctx.fused = kind == "flash" and documents is None and window is None and fused.fits(q, v)
+        kv = torch.cat((k, v), -1)
+        out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32, device=q.device)
+        total = torch.full((*q.shape[:-1], 1), float("-inf"), dtype=torch.float32, device=q.device)
         for step in range(across.size):
             source = (across.rank - step) % across.size
             coming = _pass_on(kv, across) if step + 1 < across.size else None
-            scores = _scores(q, kv[0], _mask(ctx, source))
-            high = scores.logsumexp(-1, keepdim=True)
-            part = torch.matmul(torch.exp(scores - high.clamp(min=-1e30)), _repeat(kv[1], q).float())
-            if out is None or total is None:
-                out, total = part, high
+            rows, keys, causal = block_of(across.rank, source, q.shape[2])
+            keys_in, values_in = kv[:, :, keys].split((k.shape[-1], v.shape[-1]), -1)
+            if ctx.fused:
+                part, high = fused.forward(q[:, :, rows], keys_in, values_in, causal)
             else:
-                new = torch.logaddexp(total, high)
-                safe = new.clamp(min=-1e30)
-                out, total = out * torch.exp(total - safe) + part * torch.exp(high - safe), new
+                scores = _scores(q[:, :, rows], keys_in, _mask(ctx, source, rows, keys))
+                high = scores.logsumexp(-1, keepdim=True)
+                part = torch.matmul(torch.exp(scores - high.clamp(min=LOWEST)), _repeat(values_in, q).float())
+            before = total[:, :, rows]
+            new = torch.logaddexp(before, high)
+            safe = new.clamp(min=LOWEST)
+            out[:, :, rows] = out[:, :, rows] * torch.exp(before - safe) + part * torch.exp(high - safe)
+            total[:, :, rows] = new
             if coming is not None:
                 kv = coming()
-        assert out is not None
-        assert total is not None
         made = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, made, total)
         return made
@@ -199,24 +224,41 @@ class Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
         q, k, v, out, total = ctx.saved_tensors
-        across = ctx.across
-        wide, delta = g.float(), (g.float() * out.float()).sum(-1, keepdim=True)
+        across, widths = ctx.across, (k.shape[-1], v.shape[-1])
+        delta = None if ctx.fused else (g.float() * out.float()).sum(-1, keepdim=True)
         dq = torch.zeros_like(q, dtype=torch.float32)
-        kv, dkv = torch.stack((k, v)), torch.zeros((2, *k.shape), dtype=torch.float32, device=k.device)
-        scale = q.shape[-1] ** -0.5
+        kv, dkv = torch.cat((k, v), -1), torch.zeros((*k.shape[:-1], sum(widths)), dtype=torch.float32, device=k.device)
+        returning = None
         for step in range(across.size):
             source = (across.rank - step) % across.size
             coming = _pass_on(kv, across) if step + 1 < across.size else None
-            p = torch.exp(_scores(q, kv[0], _mask(ctx, source)) - total)
-            keys, values = (_repeat(x, q).float() for x in kv)
-            ds = p * (torch.matmul(wide, values.transpose(2, 3)) - delta) * scale
-            dq += torch.matmul(ds, keys)
-            dkv[0] += _fold(torch.matmul(ds.transpose(2, 3), q.float()), k)
-            dkv[1] += _fold(torch.matmul(p.transpose(2, 3), wide), v)
-            dkv = _pass_on(dkv, across)()
+            rows, keys, causal = block_of(across.rank, source, q.shape[2])
+            keys_in, values_in = kv[:, :, keys].split(widths, -1)
+            given = g[:, :, rows], q[:, :, rows], keys_in, values_in
+            if delta is None:
+                parts = fused.backward(*given, out[:, :, rows], total[:, :, rows], causal)
+            else:
+                parts = _block_backward(*given, delta[:, :, rows], total[:, :, rows], _mask(ctx, source, rows, keys))
+            dq[:, :, rows] += parts[0]
+            if returning is not None:  # sums for these keys, made by the ranks that had them before
+                dkv = returning()
+            dkv[:, :, keys] += torch.cat(parts[1:], -1)
+            returning = _pass_on(dkv, across)
             if coming is not None:
                 kv = coming()
-        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None, None
+        assert returning is not None
+        dk, dv = returning().split(widths, -1)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None, None
+
+
+def _block_backward(
+    g: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, delta: torch.Tensor, total: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of queries, keys, values in fp32 by the softmax's rule; `delta` is the sum of gradient x result, `total` the whole row's log-sum-exp."""
+    p, wide = torch.exp(_scores(q, k, mask) - total), g.float()
+    keys, values = (_repeat(x, q).float() for x in (k, v))
+    ds = p * (torch.matmul(wide, values.transpose(2, 3)) - delta) * q.shape[-1] ** -0.5
+    return torch.matmul(ds, keys), _fold(torch.matmul(ds.transpose(2, 3), q.float()), k), _fold(torch.matmul(p.transpose(2, 3), wide), v)
 
 
 def _pass_on(x: torch.Tensor, across: Across) -> Any:
@@ -236,13 +278,13 @@ def _pass_on(x: torch.Tensor, across: Across) -> Any:
     return wait
 
 
-def _mask(ctx: Any, source: int) -> torch.Tensor:
-    """(batch or 1, 1, queries, keys) of this rank's queries and another's keys."""
+def _mask(ctx: Any, source: int, rows: slice, keys: slice) -> torch.Tensor:
+    """(batch or 1, 1, queries, keys) of these rows of this rank's queries and of another's keys."""
     here = ctx.across.rank
-    found = _allowed(ctx.indices[here], ctx.indices[source], ctx.window)[None, None]
+    found = _allowed(ctx.indices[here][rows], ctx.indices[source][keys], ctx.window)[None, None]
     if ctx.documents is None:
         return found
-    return found & (ctx.documents[here].unsqueeze(2) == ctx.documents[source].unsqueeze(1)).unsqueeze(1)
+    return found & (ctx.documents[here][:, rows].unsqueeze(2) == ctx.documents[source][:, keys].unsqueeze(1)).unsqueeze(1)
 
 
 def _repeat(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -89,10 +89,34 @@ class Core(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
 
+class Balance(torch.autograd.Function):
+    """Identity on the routing weights, which adds `weight` x the balance loss to whatever is differentiated (as Megatron's MoEAuxLossAutoScaler)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:
+        ctx.weight, ctx.like = weight, loss.new_empty(())
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return gradient, torch.full_like(ctx.like, ctx.weight), None
+
+
+def balance_loss(probabilities: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """E x the sum over the E experts of (share of the choices) x (mean probability), 1 where even; (tokens, E), (tokens, top_k).
+
+    arXiv:2101.03961, equations 4 to 6, for any top_k as in Megatron.
+    """
+    count = probabilities.shape[1]
+    share = F.one_hot(experts.flatten(), count).to(probabilities.dtype).mean(0)
+    return count * (share * probabilities.mean(0)).sum()
+
+
 class Router(nn.Module):
-    """Scores of all experts, and the `top_k` chosen with their weights."""
+    """Scores of all experts, and the `top_k` chosen with their weights. `balance`: what the balance loss of a pass counts in its gradients."""
 
     shared: Shared | None = None
+    balance: float = 0.0
 
     def __init__(self, op: Op, numbers: Numbers, **made: Any) -> None:
         super().__init__()
@@ -106,6 +130,8 @@ class Router(nn.Module):
         weights, experts = probabilities.topk(self.top_k, dim=-1)
         if self.numbers.normalize_top_k:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.balance and torch.is_grad_enabled():
+            weights = Balance.apply(weights, balance_loss(probabilities, experts), self.balance)
         return weights.to(x.dtype), experts
 
 
@@ -137,6 +163,14 @@ class Experts(nn.Module):
             h = act(F.linear(piece, gate[i])) * F.linear(piece, up[i]) if gate is not None else act(F.linear(piece, up[i]))
             made.append(F.linear(h, down[i]))
         return torch.cat(made)
+
+    def run_even(self, x: torch.Tensor) -> torch.Tensor:
+        """(local experts, rows, width), as many rows for each -> the same shape, in one batched product a weight."""
+        act = ACTIVATIONS[self.function]
+        up, down = (self._local(w, x).transpose(1, 2) for w in (self.up_proj.weight, self.down_proj.weight))
+        if hasattr(self, "gate_proj"):
+            return torch.bmm(act(torch.bmm(x, self._local(self.gate_proj.weight, x).transpose(1, 2))) * torch.bmm(x, up), down)
+        return torch.bmm(act(torch.bmm(x, up)), down)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, width), and (all tokens, top_k) of weights and experts -> (batch, tokens, width)."""

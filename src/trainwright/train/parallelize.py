@@ -179,7 +179,9 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
     if ranks.size("cp") > 1:
         context.apply(part, run, ranks)
     if run.plan.ep > 1:
-        experts.apply(part, ranks.experts["ep"])
+        experts.apply(part, ranks.experts["ep"], run.job.moe_capacity_factor)
+    elif run.job.moe_capacity_factor is not None:
+        experts.limit(part, run.job.moe_capacity_factor)
     recompute(part, run)
     if run.plan.structure.framework == "fsdp2" and not (run.plan.ep > 1 and run.plan.structure.sharding == "none"):
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":

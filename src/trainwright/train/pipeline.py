@@ -1,8 +1,9 @@
 """A pipeline schedule's own action lists on real ranks: the lists that the planner replays and the simulator executes are what runs here.
 
 Each rank works through its list. Messages between two ranks carry no tag, so both ends take them in the order in which the sender's list produces them; a rank
-posts the receives of a channel one after another until the one it needs is among them, sends never wait. A directed pair of ranks is a channel of its own
-(two process groups, toward higher and toward lower ranks), so that a send never queues behind a receive.
+posts the receives of a channel one after another until the one it needs is among them, and never waits for a send before the list's end. Every directed
+pair of ranks that exchanges anything is a channel with a process group of its own: under NCCL that is a communicator and a stream, so that a send which
+waits for its receiver holds up nothing but later sends to the same receiver, and no order of the lists can close a circle of waiting.
 
 A split backward (I and W) keeps each linear layer's input and output gradient from I and makes the weight's gradient at W. Where weights are sharded
 or split (FSDP2, tensor parallelism) I makes both at once and W has nothing left to do: the numbers are the same, the order of the work is the
@@ -67,11 +68,24 @@ def channels(table: ActionTable) -> dict[tuple[int, int], list[Key]]:
 class Mail:
     """This rank's messages of one step."""
 
-    def __init__(self, table: ActionTable, rank: int, peers: list[int], up: Any, down: Any) -> None:
-        self.rank, self.peers, self.up, self.down = rank, peers, up, down
-        self.incoming = {sender: keys for (sender, receiver), keys in channels(table).items() if receiver == rank}
+    def __init__(self, table: ActionTable, ranks: Ranks) -> None:
+        self.rank = ranks.rank("pp")
+        self.peers = dist.get_process_group_ranks(ranks.group("pp"))
+        crossing = channels(table)
+        self.groups = {pair: _subgroup(ranks, pair) for pair in sorted(crossing)}
+        self._open(ranks)
+        self.incoming = {sender: keys for (sender, receiver), keys in crossing.items() if receiver == self.rank}
         self.source = {key: sender for sender, keys in self.incoming.items() for key in keys}
         self.begin()
+
+    def _open(self, ranks: Ranks) -> None:
+        """One element through every channel, in one order everywhere: NCCL makes a communicator at its first message and waits for the other end."""
+        for (sender, receiver), group in self.groups.items():
+            one = torch.zeros(1, device=ranks.machine.device)
+            if self.rank == sender:
+                dist.send(one, self.peers[receiver], group=group)
+            elif self.rank == receiver:
+                dist.recv(one, self.peers[sender], group=group)
 
     def begin(self) -> None:
         self.posted = dict.fromkeys(self.incoming, 0)
@@ -80,7 +94,7 @@ class Mail:
 
     def send(self, x: torch.Tensor, receiver: int) -> None:
         x = x.contiguous()
-        work = dist.isend(x, self.peers[receiver], group=self.up if receiver > self.rank else self.down)
+        work = dist.isend(x, self.peers[receiver], group=self.groups[self.rank, receiver])
         self.sending = [(t, w) for t, w in self.sending if w is not None and not w.is_completed()]
         self.sending.append((x, work))
 
@@ -88,7 +102,7 @@ class Mail:
         sender = self.source[key]
         while key not in self.arriving:
             buffer = empty()
-            work = dist.irecv(buffer, self.peers[sender], group=self.up if sender < self.rank else self.down)
+            work = dist.irecv(buffer, self.peers[sender], group=self.groups[sender, self.rank])
             self.arriving[self.incoming[sender][self.posted[sender]]] = (buffer, work)
             self.posted[sender] += 1
         buffer, work = self.arriving.pop(key)
@@ -137,7 +151,7 @@ class Owed:
         x, dy = x.flatten(0, -2), dy.flatten(0, -2)
         for p, g in ((module.weight, lambda: dy.T @ x), (module.bias, lambda: dy.sum(0))):
             if p is not None and p.requires_grad:
-                p.grad = g() if p.grad is None else p.grad.add_(g())
+                p.grad = g().to(p.dtype) if p.grad is None else p.grad.add_(g())
 
     def pay(self, microbatch: int) -> None:
         for owed in self.kept.pop(microbatch, ()):
@@ -186,9 +200,7 @@ class Pipeline:
                     dtype=parameter_dtype(run),
                 )
             self.stages[index] = Stage(index, part, apply(part, run, ranks, seed), splits)
-        peers = dist.get_process_group_ranks(ranks.group("pp"))
-        up, down = (_twin(ranks) for _ in range(2))
-        self.mail = Mail(self.table, me, peers, up, down)
+        self.mail = Mail(self.table, ranks)
         self._pair_copies()
 
     # weights that two ranks hold
@@ -346,11 +358,6 @@ def _columns(ranks: Ranks) -> list[list[int]]:
     mesh = ranks.mesh.mesh
     names = list(ranks.mesh.mesh_dim_names or ())
     return [c.tolist() for c in mesh.movedim(names.index("pp"), -1).reshape(-1, mesh.size(names.index("pp")))]
-
-
-def _twin(ranks: Ranks) -> Any:
-    """Another process group over the same pipeline."""
-    return dist.new_subgroups_by_enumeration(_columns(ranks))[0]
 
 
 def _subgroup(ranks: Ranks, members: tuple[int, int]) -> Any:

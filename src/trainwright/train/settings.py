@@ -29,6 +29,7 @@ class Settings:
     eps: float = option(1e-8, "AdamW's epsilon", 1e-20, 1)
     momentum: float = option(0.95, "of SGD with momentum and of Muon", 0, 0.9999)
     clip: float = option(1.0, "norm that the whole gradient is clipped to; 0 = not at all", 0, 1e9)
+    router_balance: float = option(0.0, "weight of the loss that evens out the use of experts; 0 = none (Switch: 0.01)", 0, 100)
     loss_scale: float = option(65536.0, "first loss scale of fp16", 1, 2**40)
     seed: int = option(0, "of initial weights and of the order of the data", 0, 2**31 - 1)
     data: str = option("", "a file, folder or pattern of text or JSON lines, or a token file; empty: the text that is part of the package")

@@ -22,7 +22,7 @@ from . import context, state, weights
 from . import optimizer as optimizers
 from .data.batches import Batch
 from .mesh import Ranks
-from .modules import Decoder, build
+from .modules import Decoder, Router, build
 from .parallelize import DTYPES, apply, parameter_dtype
 from .pipeline import Pipeline
 from .reduce import sum_gradients
@@ -88,6 +88,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> StepResult:
         started = time.perf_counter()
+        self._balance_experts()
         batch = context.cut(batch.to(self.ranks.machine.device, pin=self.ranks.machine.pinned), self.run, self.ranks)
         rate = self._set_rate()
         targets = self._targets(batch)
@@ -100,6 +101,15 @@ class Trainer:
         self.steps += 1
         mean = float(total) / max(targets, 1)
         return StepResult(mean, norm, targets, rate, skipped, time.perf_counter() - started)
+
+    def _balance_experts(self) -> None:
+        """The balance loss is a mean over the step's passes and over the ranks that see different tokens; it is no part of the loss that is reported."""
+        parts = self.ranks.size("tp") if self.run.plan.structure.sequence_parallel else 1
+        weight = self.settings.router_balance * self.scale / (self.run.plan.accumulation * parts)
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, Router):
+                    module.balance = weight
 
     def _set_rate(self) -> float:
         rate = self.settings.rate(self.steps)
