@@ -1,15 +1,12 @@
-"""Deeper tiny models for pipelines, packed batches for context parallelism, and one comparison of a layout with one device."""
+"""What a rank does: deeper tiny models for pipelines, packed batches for context parallelism."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from layouts import CPU, GLOBAL, MODELS, SEQ, batch, run_of
-from workers import Workers
 
 from trainwright.resolve import Run
 from trainwright.spec.run import StrategySection
@@ -18,15 +15,12 @@ from trainwright.train.mesh import ranks_of
 from trainwright.train.settings import Settings
 from trainwright.train.watch import Watched
 
-Ranks = Callable[[int], Workers]
-
 # Seven layers and two ends over eight stages: uneven, the last stage is the head alone.
 MODELS |= {
     f"{name}-7": {**MODELS[source], ("n_layer" if source == "gpt" else "num_hidden_layers"): 7}
     for name, source in {"gpt": "gpt", "llama": "llama", "tied": "tied", "moe": "moe"}.items()
 }
 SPOKEN = {name for part in get_args(StrategySection.model_fields["schedule"].annotation) for name in get_args(part)}
-LOSS, GRADIENT = 2e-6, 1e-7
 
 
 def packed(step: int, rank: int = 0, size: int = 1) -> Batch:
@@ -62,38 +56,3 @@ def train(
     trainer.keeps_gradients = False
     found += [trainer.step(draw(i, *ranks.replica)) for i in (1, 2)]
     return {"loss": [f.loss for f in found], "norm": [f.gradient_norm for f in found], "gradients": gradients}
-
-
-def size_of(strategy: dict[str, Any]) -> int:
-    return int(np.prod([strategy.get(axis, 1) for axis in ("dp", "tp", "pp", "cp")]))
-
-
-_references: dict[tuple[Any, ...], dict[str, Any]] = {}
-
-
-def compare(
-    ranks: Ranks,
-    model: str,
-    strategy: dict[str, Any],
-    training: dict[str, Any] | None = None,
-    one: dict[str, Any] | None = None,
-    *,
-    loss: float = LOSS,
-    gradient: float = GRADIENT,
-    **more: Any,
-) -> list[dict[str, Any]]:
-    """The layout computes what one device computes: `one` is its strategy there. Returns the ranks' answers."""
-    key = model, repr(training), repr(one), repr(more)
-    if key not in _references:
-        _references[key] = ranks(1)("deep:train", model, one or {"micro_batch_size": 8}, training, **more)[0]
-    wanted = _references[key]
-    found = ranks(size_of(strategy))("deep:train", model, strategy, training, **more)
-    gradients: dict[str, np.ndarray] = {}
-    for answer in found:
-        assert answer["loss"] == found[0]["loss"], "ranks report different losses"
-        gradients |= answer["gradients"]
-    np.testing.assert_allclose(found[0]["loss"], wanted["loss"], rtol=0, atol=loss)
-    assert set(wanted["gradients"]) <= set(gradients)
-    for name, expected in wanted["gradients"].items():
-        np.testing.assert_allclose(gradients[name], expected, rtol=0, atol=gradient, err_msg=name)
-    return found

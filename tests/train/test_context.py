@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from deep import Ranks, compare
+from alike import Ranks, compare
 
 KINDS = ("ring", "allgather", "ulysses")
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
-from deep import Ranks, compare
+from alike import Ranks, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from deep import Ranks, compare
+from alike import Ranks, compare
 
 from trainwright.schedules import SCHEDULES
 
