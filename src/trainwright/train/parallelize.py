@@ -160,7 +160,8 @@ def shard(part: Decoder, run: Run, ranks: Ranks) -> None:
             if isinstance(module, Experts) and run.plan.ep > 1:
                 fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.experts["expert_replica"]})
                 module.set_gradient_divide_factor(float(ranks.data.size()))
-                module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
+                if ranks.experts["expert_replica"].size() > 1:  # alone there is nothing to sum, and a forced sum would skip the division
+                    module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
         fully_shard(layer, reshard_after_forward=zero3, **made)
     fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
 
