@@ -30,6 +30,7 @@ def test_two_ranks(ranks: Ranks, kind: str, model: str, documents: bool) -> None
     compare(ranks, model, {"cp": 2, "cp_kind": kind, "micro_batch_size": 2}, documents=documents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt", "llama", "moe"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_ranks(ranks: Ranks, kind: str, model: str) -> None:
@@ -50,6 +51,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("kind", ["ring", "ulysses"])
 def test_pairs(ranks: Ranks, kind: str, beside: str) -> None:

@@ -46,6 +46,7 @@ def test_no_token_is_dropped(ranks: Ranks, name: str) -> None:
 WHOLE = [name for name in LAYOUTS if not {"cp", "sequence_parallel"} & set(LAYOUTS[name])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.5, 1.0, 8.0])
 @pytest.mark.parametrize("name", ["one rank", *WHOLE])
 def test_capacity(ranks: Ranks, name: str, factor: float) -> None:
@@ -91,6 +92,7 @@ def test_balance_loss_joins_what_is_differentiated() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in WHOLE if n != "recomputed"])
 def test_balanced(ranks: Ranks, name: str) -> None:
     strategy = {"micro_batch_size": 2, **LAYOUTS[name]}

@@ -125,11 +125,13 @@ def test_gpt(ranks: Ranks, case: str) -> None:
     compare(ranks, "gpt", *CASES[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LLAMA_CASES)
 def test_llama(ranks: Ranks, case: str) -> None:
     compare(ranks, "llama", *LLAMA_CASES[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MOE_CASES)
 def test_mixture_of_experts(ranks: Ranks, case: str) -> None:
     compare(ranks, "moe", *MOE_CASES[case])

@@ -43,17 +43,20 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("name", KINDS)
 def test_pairs(ranks: Ranks, name: str, beside: str) -> None:
     compare(ranks, "tied-7", layout(name, 2, **BESIDE[beside]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_experts(ranks: Ranks, name: str) -> None:
     compare(ranks, "moe-7", layout(name, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_experts_over_data_ranks(ranks: Ranks, name: str) -> None:
     compare(ranks, "moe-7", layout(name, 2, dp=2, ep=2, sharding="zero3"))

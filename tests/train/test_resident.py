@@ -27,7 +27,7 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize("model", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_resident_bytes_are_the_plans(ranks: Callable[[int], Workers], model: str, case: str) -> None:
     strategy, training = CASES[case]

@@ -118,6 +118,7 @@ def test_sigterm_saves_and_ends_with_0_and_the_resumed_run_has_the_same_losses_t
     assert all(found[s] == whole[s] for s in range(1, 13))
 
 
+@pytest.mark.slow
 def test_another_layout_goes_on_with_the_same_losses(folder: Path, whole: dict[int, float]) -> None:
     """ZeRO-3 on two ranks, then DDP on one rank, then tensor parallelism on two."""
     (folder / "ddp.toml").write_text(PLAN.replace("2xA100", "1xA100").replace("fsdp2", "ddp").replace('sharding = "zero3"', ""))
@@ -150,6 +151,7 @@ def test_three_kills_one_of_them_while_saving_lose_nothing(tmp_path: Path, monke
     assert report.starts >= 4
 
 
+@pytest.mark.slow
 def test_a_hang_names_the_rank_and_the_collective(folder: Path) -> None:
     run = folder / "hung"
     process = train(folder, "plan.toml", "-o", str(run), "--steps", "100000", "--timeout-s", "12", "--restarts", "0", "--save-every", "0")
@@ -174,6 +176,7 @@ def rank_of(pid: int) -> int:
     return next(int(w[5:]) for w in words if w.startswith(b"RANK="))
 
 
+@pytest.mark.slow
 def test_a_loss_that_jumps_ends_the_run_and_keeps_the_checkpoint(folder: Path) -> None:
     flags = ("--learning-rate", "10", "--clip", "0", "--warmup-steps", "500", "--min-learning-rate", "10")
     process = train(folder, "plan.toml", "-o", "nan", "--steps", "400", "--save-every", "2", "--spike", "1.3", *flags)
