@@ -18,6 +18,7 @@ def ranks() -> Iterator[Callable[[int], Workers]]:
             workers.stop()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `--dist loadgroup` one xdist process owns all ranks, however many processes share the tests."""
     for item in items:

@@ -24,7 +24,7 @@ def test_attention_alone(ranks: Ranks, kind: str, size: int, documents: bool) ->
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "packed"])
-@pytest.mark.parametrize("model", ["gpt", "llama", "moe"])
+@pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.slow), "llama", pytest.param("moe", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks(ranks: Ranks, kind: str, model: str, documents: bool) -> None:
     compare(ranks, model, {"cp": 2, "cp_kind": kind, "micro_batch_size": 2}, documents=documents)

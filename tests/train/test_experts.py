@@ -37,7 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n[:2] in ("tp", "sp", "cp", "pp") else ()) for n in LAYOUTS])
 def test_no_token_is_dropped(ranks: Ranks, name: str) -> None:
     compare(ranks, "moe", {"micro_batch_size": 2, **LAYOUTS[name]})
 

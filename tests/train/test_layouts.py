@@ -120,7 +120,12 @@ def compare(ranks: Ranks, model: str, strategy: Strategy, training: dict[str, An
         np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+# One of each in the gate, the rest of the matrix with `-m slow`.
+GATE = {k for k in SINGLE if k.endswith(" 2")} | {k for k in WITH if k.startswith("zero3,")} | {"hsdp 2x2", "zero3 2, offload"}
+GATE |= {"zero3 x tp", "zero3 x sp", "zero3 x pp", "ddp x sp", "sp x pp"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in GATE else pytest.mark.slow) for c in CASES])
 def test_gpt(ranks: Ranks, case: str) -> None:
     compare(ranks, "gpt", *CASES[case])
 
@@ -137,7 +142,7 @@ def test_mixture_of_experts(ranks: Ranks, case: str) -> None:
     compare(ranks, "moe", *MOE_CASES[case])
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
+@pytest.mark.parametrize("model", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", PRECISIONS)
 def test_16_bits(ranks: Ranks, model: str, case: str) -> None:
     """Against one device in fp32: what rounding may do, and no more. The loss scale of fp16 is gone from gradients and norms."""

@@ -24,6 +24,7 @@ def test_every_schedule_on_two_ranks(ranks: Ranks, name: str) -> None:
     compare(ranks, "gpt-7", layout(name, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_on_four_ranks(ranks: Ranks, name: str) -> None:
     """A Llama with grouped heads; its table and head are one weight where the backward is split or goes two ways."""
