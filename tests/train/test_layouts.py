@@ -153,7 +153,7 @@ def test_16_bits(ranks: Ranks, model: str, case: str) -> None:
     assert found["loss"] != wanted["loss"], "nothing was computed in 16 bits"
     np.testing.assert_allclose(found["norm"][0], wanted["norm"][0], rtol=1e-2)
     for name, gradient in found["gradients"].items():
-        np.testing.assert_allclose(gradient, wanted["gradients"][name], rtol=1e-2, atol=1e-3, err_msg=name)
+        np.testing.assert_allclose(gradient, wanted["gradients"][name], rtol=1e-2, atol=2e-3, err_msg=name)
 
 
 def test_an_overflow_in_fp16_changes_nothing_and_halves_the_scale(ranks: Ranks) -> None:
