@@ -23,6 +23,7 @@ def test_attention_alone(ranks: Ranks, kind: str, size: int, documents: bool) ->
             assert difference < 1e-5, case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.slow), "llama", pytest.param("moe", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
