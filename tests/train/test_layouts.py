@@ -17,6 +17,8 @@ import pytest
 pytest.importorskip("torch")
 from workers import Workers
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 Strategy = dict[str, Any]
 Ranks = Callable[[int], Workers]
 

@@ -11,6 +11,8 @@ from trainwright.measure.real import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_ro
 from trainwright.train.ranks import RankFailed, run_ranks
 from trainwright.train.verify import alone, in_fp32
 
+pytestmark = pytest.mark.slow  # real runs, timed
+
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 256}
 TRAINING = {"seq_len": 32, "global_batch_size": 8, "precision": "fp32"}
 CPU = {"id": "cpu", "cc_or_arch": "cpu", "fp32": 0.1, "mem_label_gb": 8, "mem_bw_gbs": 10, "link": "loopback"}

@@ -11,6 +11,8 @@ from alike import Ranks, compare
 
 from trainwright.schedules import SCHEDULES
 
+pytestmark = pytest.mark.xdist_group("ranks")
+
 NAMES = sorted(SCHEDULES)
 
 
@@ -61,12 +63,6 @@ def test_experts(ranks: Ranks, name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_experts_over_data_ranks(ranks: Ranks, name: str) -> None:
     compare(ranks, "moe-7", layout(name, 2, dp=2, ep=2, sharding="zero3"))
-
-
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe"])
-def test_split_backward_under_autocast(ranks: Ranks, name: str) -> None:
-    """The weights' gradients that are made later are those of the same 16-bit products."""
-    compare(ranks, "llama-7", layout(name, 2), {"precision": "bf16", "autocast": True}, loss=1e-3, gradient=1e-3)
 
 
 def test_given_stages(ranks: Ranks) -> None:
