@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..errors import TrainwrightError
@@ -133,18 +134,26 @@ def _cluster(setup: Setup, degrees: Mapping[str, int], usual: str, assumed: list
 
 
 def gpu_of(setup: Setup) -> str | None:
-    """The GPU that a file names (SkyPilot's accelerators, a scheduler's constraint), as a catalogue id."""
-    from ..catalog.load import load_gpu
-
+    """The GPU that a file names (SkyPilot's accelerators, a scheduler's constraint), or its own path does (``examples/h100/...``), as a catalogue id."""
     for field in ("cluster.gpu", "cluster.constraint"):
         word = setup.value(field)
-        if not isinstance(word, str):
+        if isinstance(word, str):
+            found = _gpu_in((word, *re.split(r"[|&,\[\]]", word)))
+            if found is not None:
+                return found
+    parts = re.split(r"[/_.\s-]+", setup.readings[0].document.name) if setup.readings else []
+    pairs = [f"{a}-{b}" for a, b in pairwise(parts)]
+    return _gpu_in(word for word in (*pairs, *parts) if re.match(r"[A-Za-z]+\d", word))
+
+
+def _gpu_in(words: Iterable[str]) -> str | None:
+    from ..catalog.load import load_gpu
+
+    for word in words:
+        try:
+            return str(load_gpu(word.strip()).id)
+        except TrainwrightError:
             continue
-        for name in (word, *re.split(r"[|&,\[\]]", word)):
-            try:
-                return str(load_gpu(name.strip()).id)
-            except TrainwrightError:
-                continue
     return None
 
 

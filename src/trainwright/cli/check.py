@@ -13,8 +13,6 @@ from ..errors import SpecError, unknown
 if TYPE_CHECKING:
     from ..check.run import Report
 
-MOST_BYTES = 20_000_000
-
 
 def check(
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Files of one run, - for stdin.", show_default=False)] = None,
@@ -42,6 +40,7 @@ def check(
     """
     from ..api import check as checked
     from ..check.output import FORMS, render
+    from .output import read_bytes
 
     form = "json" if json_ else form
     if form not in FORMS:
@@ -50,7 +49,7 @@ def check(
         return _about(about)
     if not files:
         raise SpecError("which files? none are named", "check", ["trainwright check ds_config.json"])
-    texts = {("stdin" if name == "-" else name): _read(name) for name in files}
+    texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files}
     report = checked(texts, launch=launch, model=model, on=on, ignore=ignore or ())
     sys.stdout.write(render(report, form))
     if fix:
@@ -58,23 +57,6 @@ def check(
     elif output:
         raise SpecError("is for --fix", "--output")
     return 1 if report.has_errors else 0
-
-
-def _read(name: str) -> bytes:
-    """A file's bytes; its text is the reader's matter, its size and its being there are not."""
-    if name == "-":
-        return sys.stdin.buffer.read(MOST_BYTES + 1)
-    path = Path(name)
-    if path.is_dir():
-        raise SpecError("is a folder, a file is needed", name)
-    try:
-        with path.open("rb") as f:
-            data = f.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", name[:200]) from None
-    if len(data) > MOST_BYTES:
-        raise SpecError(f"is larger than {MOST_BYTES:,} bytes: no configuration", name)
-    return data
 
 
 def _fix(report: Report, names: list[str], output: str, force: bool) -> None:

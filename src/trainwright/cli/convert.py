@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import SpecError
-
 if TYPE_CHECKING:
     from ..check.convert import Conversion
 
-MOST_BYTES = 20_000_000
 KEYS_SHOWN = 20
 
 
@@ -43,9 +39,9 @@ def convert(
     """
     from ..check.convert import convert as converted
     from .emit import write_all
-    from .output import print_json
+    from .output import print_json, read_bytes
 
-    texts = {("stdin" if name == "-" else name): _read(name) for name in files or ()}
+    texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files or ()}
     found = converted(texts, to, launch=launch, model=model or None, on=on or None)
     paths = write_all(Path(output), found.files, force) if output else []
     if json_:
@@ -87,22 +83,6 @@ def _why(row: Any) -> str:
 
 def _text(value: Any) -> str:
     return "-" if value is None else " ".join(str(value).split())[:80]
-
-
-def _read(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read(MOST_BYTES + 1)
-    path = Path(name)
-    if path.is_dir():
-        raise SpecError("is a folder, a file is needed", name)
-    try:
-        with path.open("rb") as f:
-            data = f.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", name[:200]) from None
-    if len(data) > MOST_BYTES:
-        raise SpecError(f"is larger than {MOST_BYTES:,} bytes: no configuration", name[:200])
-    return data
 
 
 def register(app: typer.Typer) -> None:

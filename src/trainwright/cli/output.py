@@ -121,6 +121,26 @@ def write_text(path: str | Path, text: str) -> Path:
     return Path(path)
 
 
+MOST_BYTES = 20_000_000  # of a configuration file
+
+
+def read_bytes(name: str) -> bytes:
+    """A file's bytes; its text is the reader's matter, its size and its being there are not."""
+    if name == "-":
+        return sys.stdin.buffer.read(MOST_BYTES + 1)
+    path = Path(name)
+    if path.is_dir():
+        raise SpecError("is a folder, a file is needed", name[:200])
+    try:
+        with path.open("rb") as f:
+            data = f.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", name[:200]) from None
+    if len(data) > MOST_BYTES:
+        raise SpecError(f"is larger than {MOST_BYTES:,} bytes: no configuration", name[:200])
+    return data
+
+
 def read_text(path: str, limit: int = 10_000_000) -> str:
     """The text of a file, or of standard input for ``-``; at most `limit` bytes of UTF-8."""
     if path == "-":

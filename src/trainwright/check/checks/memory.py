@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,165 +9,20 @@ from ...errors import SpecError, TrainwrightError
 from ...units import format_bytes
 from ..findings import Check, Example, Finding, Severity
 from ..setup import Fact, Place, Setup
-from ..view import whole
-from ._tools import ERROR, NOTE, WARNING, degree, first_place, world
-from .names import catalogued
+from ..spec import to_spec
+from ._tools import ERROR, NOTE, WARNING, first_place
 
 if TYPE_CHECKING:
     from ...cost.estimate import Estimate
 
-NUMBERS_OF = (
-    "seq_len",
-    "global_batch_size",
-    "precision",
-    "optimizer",
-    "loss",
-    "method",
-    "lora_rank",
-    "base_quantization",
-    "gradient_dtype",
-    "master_weights",
-    "packing",
-    "dropout",
-)
-CHOICES_OF = (
-    "tp", "pp", "cp", "ep", "etp", "dp_replicate", "sharding", "sequence_parallel", "micro_batch_size", "virtual_stages", "recompute",
-        "recompute_every", "attention", "offload",
-    "compile", "framework", "schedule",
-)  # fmt: skip
-USUAL = "H100-SXM-80GB"  # what a file that names no GPU is judged on, as a note
-
-
-def run_document(setup: Setup) -> tuple[dict[str, Any], list[str]] | None:
-    """The run spec that the files describe, and what had to be assumed; None where no model or no number of processes is known."""
-    model, assumed = _model(setup), []
-    gpu = _gpu(setup)
-    total = world(setup)
-    if model is None:
-        return None
-    if total is None:
-        total = _least_world(setup)
-        assumed.append(f"{total} GPUs")
-    if gpu is None:
-        gpu = USUAL
-        assumed.append(USUAL)
-    per_node = whole(setup.value("launch.gpus_per_node")) or min(8, total)
-    if total % per_node:
-        return None
-    training: dict[str, Any] = {k: v for k in NUMBERS_OF if (v := setup.value(f"training.{k}")) is not None}
-    strategy: dict[str, Any] = {k: v for k in CHOICES_OF if (v := setup.value(f"strategy.{k}")) is not None}
-    if any(v.on("grad_reduce_in_bf16") for v in setup.views):
-        training["gradient_dtype"] = "bf16"
-    if "seq_len" not in training:
-        training["seq_len"] = 2048
-        assumed.append("2,048 tokens a sequence")
-    rest = degree(setup, "tp") * degree(setup, "pp") * degree(setup, "cp")
-    ranks = total // rest if total % rest == 0 else None
-    if ranks is None:
-        return None
-    _batch(setup, training, strategy, ranks)
-    return {
-        "model": model,
-        "cluster": {"gpu": gpu, "nodes": total // per_node, "gpus_per_node": per_node},
-        "training": training,
-        "strategy": strategy,
-    }, assumed
-
-
-def _least_world(setup: Setup) -> int:
-    """One node, or as many GPUs as the degrees need."""
-    need = degree(setup, "tp") * degree(setup, "pp") * degree(setup, "cp")
-    return -(-max(8, degree(setup, "ep") * degree(setup, "pp")) // need) * need
-
-
-def _batch(setup: Setup, training: dict[str, Any], strategy: dict[str, Any], ranks: int) -> None:
-    """A pipelined batch is cut into micro-batches; a global batch that does not divide is another check's."""
-    inner = next((n for v in setup.seen("automodel") if (n := whole(v.value("pp_microbatch_size")))), None)
-    if inner and degree(setup, "pp") > 1:
-        strategy["micro_batch_size"] = inner
-    micro = whole(strategy.get("micro_batch_size")) or 1
-    total = whole(training.get("global_batch_size"))
-    steps = whole(setup.value("training.accumulation")) or 1
-    if not total or total % (micro * ranks):
-        training["global_batch_size"] = micro * ranks * steps
-
-
-def _model(setup: Setup) -> Any:
-    asked = setup.asked.get("model")
-    if asked is not None:
-        return asked
-    name = setup.value("model.name")
-    if isinstance(name, str) and (found := catalogued(name)) is not None:
-        return found.name
-    return shape(setup)
-
-
-def shape(setup: Setup) -> dict[str, Any] | None:
-    """A config.json of the sizes that a script states: gated and rotary like Llama, or GPT-2's."""
-    width, layers, heads = (whole(setup.value(f"model.{k}")) for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    if not width or not layers or not heads or width % heads:
-        return None
-    gated = any(
-        v.on("swiglu", "gated_linear_unit") or str(v.value("activation", "activation_func")).lower() in ("swiglu", "fast-swiglu")
-        for v in setup.views
-    )
-    vocab = whole(setup.value("model.vocab_size")) or (32000 if gated else 50257)
-    length = whole(setup.value("model.max_position_embeddings")) or whole(setup.value("training.seq_len")) or 2048
-    if whole(setup.value("model.num_experts")):
-        return None
-    if gated:
-        kv = whole(setup.value("model.num_key_value_heads")) or heads
-        return {
-            "model_type": "llama", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv,
-            "intermediate_size": whole(setup.value("model.intermediate_size")) or int(8 * width / 3), "vocab_size": vocab, "max_position_embeddings": length,
-        }  # fmt: skip
-    return {
-        "model_type": "gpt2",
-        "n_embd": width,
-        "n_layer": layers,
-        "n_head": heads,
-        "vocab_size": vocab,
-        "n_positions": length,
-        "n_inner": whole(setup.value("model.intermediate_size")) or 4 * width,
-    }
-
-
-GPU_WORDS = (
-    ("v100-32", "V100-SXM2-32GB"), ("v100-16", "V100-SXM2-16GB"), ("a100-80", "A100-SXM-80GB"), ("a100-40", "A100-SXM-40GB"), ("h100",
-        "H100-SXM-80GB"), ("h200", "H200-SXM-141GB"),
-    ("mi300x", "MI300X"), ("mi355x", "MI355X"), ("mi325x", "MI325X"), ("b200", "B200"), ("a100", "A100-SXM-80GB"), ("v100", "V100-SXM2-32GB"),
-)  # fmt: skip
-
-
-def _gpu(setup: Setup) -> str | Mapping[str, Any] | None:
-    """As asked, as a file states it, as a scheduler's constraint or the file's path names it."""
-    from ...catalog.load import load_gpu
-    from ...spec.run import parse_cluster
-
-    on = setup.asked.get("on")
-    if isinstance(on, str):
-        return str(parse_cluster(on)["gpu"]) if "x" in on else on
-    if isinstance(on, Mapping):
-        return on.get("gpu")
-    words = [str(setup.value(k) or "") for k in ("cluster.gpu", "cluster.constraint")] + [r.document.name for r in setup.readings[:1]]
-    for word in words:
-        for part, gpu in GPU_WORDS:
-            if re.search(rf"(?<![a-z0-9]){part}(?![a-z0-9]|-\d)", word.lower()) or (part[-2:].isdigit() and part in word.lower()):
-                try:
-                    return load_gpu(gpu).id
-                except TrainwrightError:
-                    continue
-    return None
-
 
 def estimated(setup: Setup) -> tuple[Estimate, list[str]] | None:
     """The estimate of the run that the files describe; None where they do not describe one, or one that cannot run (other checks say why)."""
-    found = run_document(setup)
-    if found is None:
+    described = to_spec(setup)
+    if described is None:
         return None
-    document, assumed = found
     try:
-        return _estimate(document), assumed
+        return _estimate(described.document), list(described.assumed)
     except (SpecError, TrainwrightError):
         return None
 

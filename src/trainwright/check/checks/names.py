@@ -208,20 +208,10 @@ def _shape(setup: Setup, view: View) -> Iterator[Finding]:
 def catalogued(name: str) -> Any:
     """The catalogue's model of that name; None where it has none (a path, a private name)."""
     from ...catalog.load import load_model
-    from ...errors import TrainwrightError
+    from ..spec import catalogued as known
 
-    for candidate in (name, name.rsplit("/", 1)[-1]):
-        if (
-            re.search(r"^[./~$]|\.json$", candidate)
-            or not re.search(r"[A-Za-z]", candidate)
-            or re.fullmatch(r"[\d.]+[kmbtKMBT]", candidate)
-        ):
-            continue
-        try:
-            return load_model(candidate)
-        except (TrainwrightError, OSError):
-            continue
-    return None
+    found = known(name)
+    return None if found is None else load_model(found)
 
 
 def _vocabulary(setup: Setup) -> Iterator[Finding]:
