@@ -16,11 +16,3 @@ def ranks() -> Iterator[Callable[[int], Workers]]:
     finally:
         for workers in made.values():
             workers.stop()
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` one xdist process owns all ranks, however many processes share the tests."""
-    for item in items:
-        if "ranks" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ranks"))

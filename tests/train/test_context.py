@@ -10,8 +10,6 @@ import pytest
 pytest.importorskip("torch")
 from alike import Ranks, compare
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 KINDS = ("ring", "allgather", "ulysses")
 
 

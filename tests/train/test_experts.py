@@ -17,8 +17,6 @@ from trainwright.simulate.expert import within_capacity
 from trainwright.train.experts import places
 from trainwright.train.modules import Balance, balance_loss
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp 2, ep 2": {"framework": "ddp", "dp": 2, "ep": 2},
     "ddp 4, ep 4": {"framework": "ddp", "dp": 4, "ep": 4},

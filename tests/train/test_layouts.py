@@ -17,8 +17,6 @@ import pytest
 pytest.importorskip("torch")
 from workers import Workers
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 Strategy = dict[str, Any]
 Ranks = Callable[[int], Workers]
 

@@ -11,8 +11,6 @@ from alike import Ranks, compare
 
 from trainwright.schedules import SCHEDULES
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 NAMES = sorted(SCHEDULES)
 
 

@@ -14,8 +14,6 @@ from workers import Workers
 
 import trainwright as tw
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 KINDS = ("parameters", "master_weights", "gradients", "optimizer")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {name: (merged(make(2)), {}) for name, make in {**DATA, **MODEL}.items()}
 CASES |= {f"zero3 x {m}": (merged(DATA["zero3"](2), MODEL[m](2)), {}) for m in MODEL}

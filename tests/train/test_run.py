@@ -19,8 +19,6 @@ pytest.importorskip("torch")
 
 from trainwright.cli import main
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_kills.py"
 LIMIT_S = 400
 

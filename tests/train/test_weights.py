@@ -14,7 +14,7 @@ from layouts import MODELS
 from trainwright.catalog.load import load_model
 from trainwright.errors import SpecError
 from trainwright.train import weights
-from trainwright.train.modules import build
+from trainwright.train.decoder import build
 
 LLAMA = MODELS["llama"]
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -19,9 +19,10 @@ from ..errors import SpecError
 from ..resolve import Run
 from . import fused
 from .data.batches import Batch
+from .decoder import Decoder
 from .kernels import attend, documents_mask
 from .mesh import Ranks
-from .modules import Context, Core, Decoder
+from .modules import Context, Core
 
 # PyTorch 2.13 renames them.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

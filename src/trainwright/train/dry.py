@@ -22,10 +22,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from ..errors import SpecError, TrainwrightError, one_line
 from ..resolve import Run
 from .data.batches import Batch
+from .decoder import build
 from .device import Machine
 from .mesh import ranks_of
 from .metrics import tensor_bytes
-from .modules import build
 from .parallelize import apply, parameter_dtype
 from .probe import quiet
 from .program import Buckets, world

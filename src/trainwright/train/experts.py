@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ..errors import SpecError
-from .modules import Decoder, Experts
+from .decoder import Decoder
+from .modules import Experts
 
 
 def apply(part: Decoder, mesh: DeviceMesh, capacity: float | None = None) -> None:

@@ -18,9 +18,10 @@ from ..errors import SpecError
 from ..resolve import Run
 from ..spec.blocks import Op
 from . import context, experts
+from .decoder import Decoder, Table, initialize
 from .mesh import Ranks
 from .models import every_second_product
-from .modules import Decoder, Experts, LayerNorm, RMSNorm, Router, Table, initialize
+from .modules import Experts, LayerNorm, RMSNorm, Router
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

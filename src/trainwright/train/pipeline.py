@@ -28,8 +28,8 @@ from ..resolve import Run
 from ..schedules import SCHEDULES
 from ..schedules.actions import Action, ActionTable
 from .data.batches import Batch
+from .decoder import Decoder, build
 from .mesh import Ranks
-from .modules import Decoder, build
 from .optimizer import settle
 from .parallelize import apply, parameter_dtype
 from .reduce import all_reduce_gradients, sum_gradients

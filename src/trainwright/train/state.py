@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from .modules import build
+from .decoder import build
 
 if TYPE_CHECKING:
     from .step import Trainer

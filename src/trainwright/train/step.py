@@ -21,8 +21,9 @@ from ..resolve import Run
 from . import context, state, weights
 from . import optimizer as optimizers
 from .data.batches import Batch
+from .decoder import Decoder, build
 from .mesh import Ranks
-from .modules import Decoder, Router, build
+from .modules import Router
 from .parallelize import DTYPES, apply, parameter_dtype
 from .pipeline import Pipeline
 from .reduce import sum_gradients

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MOST_CPU_RANKS = 8
 STEPS = 3
+LONGEST_S = 900.0  # of one run of all ranks
+CORE_FLOPS = 1e11  # a core's fp32 at best: two AVX2 products and sums of 8 numbers a cycle at 3 GHz
+
 Estimator = Callable[[dict[str, Any], tuple[str, ...]], "Estimate"]  # a run spec and more catalogue files -> its estimate
 
 
@@ -47,7 +50,7 @@ def measure_machine(ranks: int | None = None, dtypes: Sequence[str] = ("fp32", "
     threads = max(1, most // count) if kind == "cpu" else 1
     start = time.perf_counter()
     request = {"device": kind, "dtypes": list(dtypes), "thorough": thorough}
-    raw = run_ranks("trainwright.train.measure_machine", request, count, 900.0, threads)
+    raw = run_ranks("trainwright.train.measure_machine", request, count, LONGEST_S, threads)
     return machine_of(raw, base=_known(raw["device"]["name"]) if kind == "cuda" else None, seconds=time.perf_counter() - start)
 
 
@@ -66,6 +69,26 @@ def here(document: Mapping[str, Any], machine_id: str, gpus: int) -> dict[str, A
     return {**document, "cluster": {"gpu": machine_id, "nodes": 1, "gpus_per_node": gpus}}
 
 
+def require_room(run: Run) -> None:
+    """Raises `SpecError` where the plan has more ranks than this machine has room for, or a step takes longer than a run may."""
+    kind, most, _ = hardware()
+    limit = most if kind == "cuda" else max(MOST_CPU_RANKS, most)
+    only_fake = ["trainwright verify --memory"]
+    if run.plan.gpus > limit:
+        raise SpecError(
+            f"the plan has {run.plan.gpus} ranks, this machine room for {limit}: only its memory and messages can be held against PyTorch here",
+            "cluster",
+            only_fake,
+        )
+    least_s = 6 * run.model.active_parameters * run.job.tokens_per_step / (most * CORE_FLOPS) if kind == "cpu" else 0.0
+    if least_s > LONGEST_S:
+        raise SpecError(
+            f"one step of {run.job.tokens_per_step:,} tokens takes at least {least_s / 60:,.0f} minutes on these {most} cores",
+            "training.global_batch_size",
+            [*only_fake, "a smaller batch"],
+        )
+
+
 class Real:
     """One plan on this machine."""
 
@@ -73,21 +96,14 @@ class Real:
         self.machine, self.files, self.predict = machine, catalog_files, estimate
         planned = resolve(validate(dict(document)), catalog_files)
         self.gpus = planned.plan.gpus
-        self.kind, most, _ = hardware()
-        limit = most if self.kind == "cuda" else max(MOST_CPU_RANKS, most)
-        if self.gpus > limit:
-            raise SpecError(
-                f"the plan has {self.gpus} ranks, this machine room for {limit}: only its memory and messages can be held against PyTorch here",
-                "cluster",
-                ["trainwright verify --memory"],
-            )
+        self.kind, _, _ = hardware()
         self.document = {**planned.filled, "model": document["model"]}
         self.run = planned
 
     def _ranks(self, documents: list[dict[str, Any]], gpus: int, **request: Any) -> list[dict[str, Any]]:
         threads = max(1, hardware()[1] // gpus) if self.kind == "cpu" else 1
         asked = {"documents": documents, "catalog_files": list(self.files), "device": self.kind, **request}
-        return list(run_ranks("trainwright.train.measure_runs", asked, gpus, 900.0, threads))
+        return list(run_ranks("trainwright.train.measure_runs", asked, gpus, LONGEST_S, threads))
 
     def messages_and_losses(self) -> list[RealRow]:
         """Losses and gradients of the layout in fp32 against one device, and the collectives of a step of the plan itself against its estimate."""
@@ -166,6 +182,7 @@ def verify_real(
     `estimate` predicts; `machine` or `profile` (a file) say how fast this machine is; without either it is measured first.
     """
     require_torch()
+    require_room(resolve(validate(dict(document)), catalog_files))
     with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
         if profile is None:
             machine = machine or measure_machine(resolve(validate(dict(document)), catalog_files).plan.gpus)
