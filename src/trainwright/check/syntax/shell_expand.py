@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, field
 
 from ..document import Problem
-from .shell_tree import Parser, Part, Word
+from .shell_parser import Parser
+from .shell_tree import Part, Word
 from .shell_values import LONGEST, Text, compute, joined, text
 from .source import Broken
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from ..document import Problem
 from .shell_expand import OUTSIDE, Expander, State
-from .shell_tree import DECLARES, Assign, Case, Condition, Function, Group, If, Loop, Node, Parser, Simple, Word
+from .shell_parser import DECLARES, Parser
+from .shell_tree import Assign, Case, Condition, Function, Group, If, Loop, Node, Simple, Word
 from .shell_values import Text, compute, joined, text
 from .source import Broken
 
