@@ -199,3 +199,9 @@ def test_about_shows_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert "offload_param" in out
     assert "warning K05" in out
+
+
+def test_a_file_of_no_known_format_is_not_said_to_be_right() -> None:
+    said = render(check({"notes.json": '{"shopping": ["milk"]}'}), "text")
+    assert "of no known format" in said
+    assert "nothing found" not in said

@@ -8,6 +8,7 @@ from typing import Any
 
 from .checks import CHECKS
 from .findings import LABELS, Finding, Severity
+from .read import UNKNOWN
 from .run import Report
 
 FORMS = ("text", "github", "sarif", "json")
@@ -32,6 +33,8 @@ def summary(report: Report) -> str:
     kinds = ", ".join(dict.fromkeys(r.format for r in report.setup.readings))
     counts = [(LABELS[s], sum(f.severity is s for f in report.findings)) for s in sorted(Severity, reverse=True)]
     said = ", ".join(f"{n} {word if n == 1 or ' ' in word else word + 's'}" for word, n in counts if n) or "nothing found"
+    if all(r.format == UNKNOWN for r in report.setup.readings) and not report.findings:
+        kinds, said = "of no known format", "nothing could be checked"
     return f"{len(readings)} file{'' if len(readings) == 1 else 's'} ({kinds}): {said}"
 
 
