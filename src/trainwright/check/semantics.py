@@ -1,8 +1,8 @@
 """What engines do without being told, where they differ: the differences that no key of a file shows.
 
-`HABITS[engine][topic]` is one phrase; a conversion names every topic on which the two engines have different ones. Read in the engines' sources:
-transformers 5.24 (trainer.py: num_items_in_batch), DeepSpeed 0.19.8 (engine.py: scale_wrt_gas), Megatron-LM (training/arguments.py, schedules.py), torchtitan
-0.3 (trainer.py: global_valid_tokens), Accelerate 1.15 (scheduler.py, accelerator.py).
+`HABITS[engine][topic]` is one phrase; a conversion names every topic on which the two engines have different ones. Looked up: how
+transformers 5.24 (trainer.py: num_items_in_batch) and torchtitan 0.3 (trainer.py: global_valid_tokens) weigh tokens, DeepSpeed 0.19.8's loss scale, how often
+Accelerate 1.15 steps a scheduler. The rest, Megatron's and the optimizers' defaults, is the engines' documented behavior, not read again for this table.
 """
 
 from __future__ import annotations

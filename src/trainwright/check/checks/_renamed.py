@@ -1,6 +1,7 @@
 """Keys that an engine once read, and what it reads now. {format: {old: (new or "", since)}}.
 
-Sources: the engines' own release notes and argument parsers; the version is the first without the old key.
+That a key went is from the histories of public configurations (LLaMA-Factory, nanotron, torchtitan, TRL, axolotl) and from the engines' own warnings
+(transformers, Accelerate, Megatron). The versions were not all looked up: they order the entries and are shown to nobody. "" = never a key of this format.
 """
 
 from __future__ import annotations

@@ -269,12 +269,8 @@ def aliases(setup: Setup) -> Iterator[Finding]:
             name = plain(key.path[-1])
             if name not in table or (name == "bfloat16" and not isinstance(key.value, dict)):
                 continue
-            new, since = table[name]
-            what = (
-                f"{key.path[-1]} is the old name"
-                + (f" of {new}" if new else "")
-                + f" (deprecated since {since}), still mapped by some versions."
-            )
+            new, _ = table[name]
+            what = f"{key.path[-1]} is the old name" + (f" of {new}" if new else "") + " (deprecated), still mapped by some versions."
             changes = (
                 (rename(view, key, new),)
                 if new and "." not in new and not (name.startswith("cpu_offload")) and name != "adafactor"
