@@ -14,7 +14,7 @@ from trainwright.cost.memory import memory
 from trainwright.cost.table import PlanTable
 from trainwright.resolve import Task, resolve_task
 from trainwright.search.bounds import least_device_bytes
-from trainwright.search.collect import LESS_OFFLOAD
+from trainwright.search.collect import adds_time
 from trainwright.search.pricing import Equations
 from trainwright.search.rules import Case
 from trainwright.search.space import Space, allows_structure, enumerate_plans, late_rules
@@ -111,16 +111,21 @@ def test_recomputation_and_offload_only_add_time(name: str) -> None:
     """What lets the search skip them where the same plan fits without."""
     task, _, space = prepared(name)
     price = Equations(task.model, task.cluster, task.job)
-    base = sample(name, "none", "none")
-    before = price.screen(base)
-    for recompute in space.recomputes[1:]:
-        more = price.screen(space.at(base, recompute, "none"))
-        assert (more >= before * (1 - 1e-9)).all(), recompute
-        before = more
-    times = {offload: price.screen(space.at(base, "none", offload)) for offload in space.offloads}
-    for offload, more in times.items():
-        for less in LESS_OFFLOAD[offload]:
-            assert less not in times or (more >= times[less] * (1 - 1e-9)).all(), (less, offload)
+    base = sample(name, "none", "none", 30)
+    times = {(r, o): price.screen(space.at(base, kind, o)) for r, kind in enumerate(space.recomputes) for o in space.offloads}
+    for (r_less, less), before in times.items():
+        for (r, offload), after in times.items():
+            assert not adds_time(r_less, less, r, offload) or (after >= before * (1 - 1e-9)).all(), (r_less, less, r, offload)
+
+
+def test_recomputation_can_save_time_where_activations_go_to_the_host() -> None:
+    """There is less to move: a plan that recomputes what is selected and moves the rest must not be skipped for one that moves everything."""
+    task, _, space = prepared("70B fsdp2")
+    price = Equations(task.model, task.cluster, task.job)
+    base = sample("70B fsdp2", "none", "none", 30)
+    everything, less = (price.screen(space.at(base, kind, "activations-cpu")) for kind in ("none", "selective"))
+    assert (less < everything).any()
+    assert not adds_time(0, "activations-cpu", 1, "activations-cpu")
 
 
 @pytest.mark.parametrize("name", ["70B megatron", "fp8", "mixture"])

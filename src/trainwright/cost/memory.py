@@ -8,8 +8,10 @@ the tape cannot express goes to the ledger. `cost.device` then adds what is no t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module, util
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +22,10 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from . import tape
+from .distinct import distinct
 from .memory_table import MemoryTable, scatter
-from .table import PlanTable
+from .table import Column, PlanTable
 
-Engine = Callable[..., MemoryTable]  # (model, cluster, job, structure, table)
 MIB = 2**20
 
 
@@ -33,8 +35,8 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     parts, where = [], []
     for structure, rows in table.by_structure():
         for engine, some in by_engine(model, job, structure, table, rows):
-            some_limit = {"limit": limit} if limit is not None and engine is tape.memory_rows else {}
-            parts.append(engine(model, cluster, job, structure, table.take(some), **some_limit))
+            some_limit = {"limit": limit} if limit is not None and engine is tape else {}
+            parts.append(engine.memory_rows(model, cluster, job, structure, table.take(some), **some_limit))
             where.append(some)
     found = scatter(parts, where)
     if util.find_spec("trainwright.cost.device") is not None:
@@ -42,17 +44,31 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     return reserve(found)
 
 
+def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> Column:
+    """Bytes that the forward pass of one micro-batch leaves for backward in a layer, or in `recompute_every` layers with full recomputation: those of
+    the kind of layer that leaves least, and never more than a plan's memory counts. Schedules are alike."""
+    alike = tuple(replace(s, schedule="1f1b", layers_per_stage=None) for s in table.structures)
+    found = np.zeros(len(table))
+    for structure, rows in PlanTable.concatenate([replace(table, structures=alike)]).by_structure():
+        for engine, some in by_engine(model, job, structure, table, rows):
+            part = table.take(some)
+            flags = [(c > 1).astype(np.int64) for c in (part.pp, part.dp, part.accumulation)]
+            first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp, *flags])
+            found[some] = engine.saved_by_layer(model, cluster, job, structure, part.take(first))[where]
+    return found
+
+
 def by_engine(
     model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable, rows: NDArray[np.intp]
-) -> Iterator[tuple[Engine, NDArray[np.intp]]]:
+) -> Iterator[tuple[ModuleType, NDArray[np.intp]]]:
     """The rows of a structure with the engine that its framework names; the ledger takes what the tape has no rule for."""
     known = np.zeros(len(rows), dtype=bool)
     if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
         known = tape.has_rule(table, rows)
     if known.any():
-        yield tape.memory_rows, rows[known]
+        yield tape, rows[known]
     if not known.all():
-        yield import_module("trainwright.cost.ledger").memory_rows, rows[~known]
+        yield import_module("trainwright.cost.ledger"), rows[~known]
 
 
 def reserve(found: MemoryTable) -> MemoryTable:

@@ -70,11 +70,12 @@ def offload_seconds(
 
     ``optimizer-*``: gradients down, parameters up, the update at host memory's speed, on NVMe the states read and written as well. ``params-*``: the
     16-bit parameters come up for each pass of each micro-batch, on top. ``activations-cpu``: `saved_bytes` of a micro-batch go down and come back
-    behind its `compute`.
+    behind its `compute`, at the pace of the slower of the link and a GPU's share of host memory.
     """
     law = table["offload"]
     link = cluster.gpu.pcie_bytes_per_s * law["pcie_share"] or law["pcie_bytes_per_s"]
     if kind == "activations-cpu":
+        link = min(link, law["host_bytes_per_s"] / cluster.gpus_per_node)
         return microbatches * behind(2.0 * saved_bytes / link, compute, table["overlap"]["slowdown"])
     update = owned * (law["cpu_bytes_per_parameter"] * cluster.gpus_per_node / law["host_bytes_per_s"] + 4.0 / link)
     if kind.endswith("nvme"):

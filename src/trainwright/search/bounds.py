@@ -1,22 +1,23 @@
 """A lower bound on a plan's memory, in a few array operations: what no engine of `cost.memory` can go below.
 
-The first pipeline rank holds, at the end of its first forward passes, the weights and optimizer states of its layers and what every framework saves of them:
-inputs of products, of norms and of activations, q, k, v and the output of fused attention (12 h + 4 k/n h + 6 f bytes a token for a Llama layer in 16 bit); the
-input of a block alone with recomputation. Everything that a framework may avoid is left out, so plans that the bound refuses never fit, and most plans that do
-not fit are refused by it.
+The first pipeline rank holds, at the end of its first forward passes, the weights and optimizer states of its layers and what its layers save for backward
+(`cost.memory.saved_by_layer`), for as many micro-batches as its schedule has in flight. What a framework may avoid of the rest is left out, so plans that
+the bound refuses never fit, and most plans that do not fit are refused by it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from ..cost.kernels import constants
+from ..cost.memory import saved_by_layer
 from ..cost.table import Column, PlanTable
 from ..schedules import SCHEDULES
 from ..sharding import SHARDINGS
-from ..spec.blocks import Block
+from ..spec.model import ModelSpec
 from ..spec.optimizer import OPTIMIZERS
 from ..spec.plan import Structure
 from ..spec.precision import DTYPE_BYTES, activation_bytes
@@ -26,49 +27,68 @@ from .rules import Case
 def least_device_bytes(case: Case, table: PlanTable) -> Column:
     """Bytes of a card that every plan needs at least; float, one entry a plan.
 
-    The largest of what a rank holds after its forward passes, at the loss, and once gradients exist.
+    The largest of what a rank holds after its forward passes, at the loss, and once gradients exist. Where weights and gradients alone are too much for
+    the card, activations are left out.
     """
+    found = _least(case, table, None)
+    rows = np.flatnonzero(found <= case.cluster.gpu.capacity_bytes)
+    if len(rows):
+        part = table.take(rows)
+        kept = saved_by_layer(case.model, case.cluster, case.job, part), recomputed(case, part)
+        found[rows] = _least(case, part, kept)
+    return found
+
+
+def _least(case: Case, table: PlanTable, kept: tuple[Column, Column] | None) -> Column:
+    """`least_device_bytes`; `kept`: what a layer saves between forward and backward, and what it saves while it is recomputed."""
     found = np.zeros(len(table))
     for structure, rows in table.by_structure():
         part = table.take(rows)
-        layers = first_rank_layers(case, structure, part)
-        owned = states(case, structure, part, layers)
+        layers, mean = first_rank_layers(case, structure, part), case.layers / part.pp  # some rank has the mean
+        owned, fullest = states(case, structure, part, layers), states(case, structure, part, mean)
         whole = gradients(case, structure, part, layers)
-        loss = logits(case, structure, part)
-        gathered = unsharded(case, structure, part, layers)
+        loss, gathered = logits(case, structure, part), unsharded(case, structure, part, layers)
         several = (part.pp > 1) & (part.accumulation > 1)
-        stays = np.where(
-            "parameters" in SHARDINGS[structure.sharding].splits, 0.0, gathered
-        )  # from the forward pass to the end of the backward pass
-        later = owned + whole + np.where(several, loss + stays, 0.0)  # on the last rank
-        if structure.offload != "activations-cpu":
-            one, flying = saved(case, structure, part, layers), in_flight(structure, part)
-            alone = np.where(part.pp == 1, loss, 0.0)
-            first = owned + stays + one * flying + np.maximum(alone, recomputed(case, structure, part))
+        # from the forward pass to the end of the backward pass
+        stays = np.zeros(len(rows)) if "parameters" in SHARDINGS[structure.sharding].splits else gathered
+        last = owned + whole + np.where(several, loss + stays, 0.0)
+        later = fullest + gradients(case, structure, part, mean) + np.where(several, unsharded(case, structure, part, mean), 0.0)
+        found[rows] = np.maximum(last, later)
+        if kept is not None and structure.offload != "activations-cpu":
+            one, flying = kept[0][rows] * groups(structure, layers), in_flight(structure, part)
+            first = owned + stays + one * flying + np.maximum(np.where(part.pp == 1, loss, 0.0), kept[1][rows])
             inside = owned + whole + np.where(several, gathered + one * np.maximum(flying - 1, 0), 0.0)
-            later = np.maximum(np.maximum(first, inside), later)
-        mean = case.layers / part.pp  # some rank has so many
-        fullest = states(case, structure, part, mean) + gradients(case, structure, part, mean)
-        fullest = fullest + np.where(several, unsharded(case, structure, part, mean), 0.0)
-        later = np.maximum(later, fullest)
-        found[rows] = later
+            anywhere = fullest + kept[0][rows] * groups(structure, np.ceil(mean)) * in_flight(structure, part, anywhere=True)
+            found[rows] = np.maximum(np.maximum(found[rows], first), np.maximum(inside, anywhere))
     return found
 
 
 def least_offload_seconds(case: Case, table: PlanTable) -> Column:
     """A step lasts at least as long as what activation offload moves takes on PCIe, down and up; 0 for other plans."""
+    law, cluster = constants()["offload"], case.cluster
+    link = min(cluster.gpu.pcie_bytes_per_s * law["pcie_share"], law["host_bytes_per_s"] / cluster.gpus_per_node)
     moved = least_moved_bytes(case, table) * table.accumulation
-    return np.where(moved > 0, 2.0 * moved / (case.cluster.gpu.pcie_bytes_per_s * constants()["offload"]["pcie_share"]), 0.0)
+    return np.where(moved > 0, 2.0 * moved / link, 0.0)
 
 
 def least_moved_bytes(case: Case, table: PlanTable) -> Column:
     """Bytes of a micro-batch that activation offload moves to the host, at least; 0 for other plans."""
     found = np.zeros(len(table))
+    moved = np.array([s.offload == "activations-cpu" for s in table.structures], dtype=bool)[table.structure]
+    if not moved.any():
+        return found
+    some = np.flatnonzero(moved)
+    found[some] = saved_by_layer(case.model, case.cluster, case.job, table.take(some))
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
-            part = table.take(rows)
-            found[rows] = saved(case, structure, part, first_rank_layers(case, structure, part))
+            layers = np.maximum(first_rank_layers(case, structure, table.take(rows)), np.ceil(case.layers / table.pp[rows]))
+            found[rows] *= groups(structure, layers)
     return found
+
+
+def groups(structure: Structure, layers: Column) -> Column:
+    """Whole layers, or with full recomputation whole groups of them that are recomputed together."""
+    return np.floor(layers / (max(structure.recompute_every, 1) if structure.recompute == "full" else 1))
 
 
 def first_rank_layers(case: Case, structure: Structure, table: PlanTable) -> Column:
@@ -83,14 +103,21 @@ def first_rank_layers(case: Case, structure: Structure, table: PlanTable) -> Col
     return np.where(table.pp == 1, case.layers, np.maximum(slots - ends, 0)).astype(float)
 
 
+@lru_cache(maxsize=256)
+def smallest_layer(model: ModelSpec) -> tuple[int, int]:
+    """Parameters of the smallest kind of layer: outside of experts, of experts."""
+    blocks = [block for block, _ in model.counts]
+    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block in blocks), default=0)
+    return dense, min((sum(op.parameters for op in block.rows("grouped_linear")) for block in blocks), default=0)
+
+
 def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
     """Weights and optimizer states of the layers, sharded as far as anybody shards them."""
     job, splits = case.job, SHARDINGS[structure.sharding].splits
     if structure.offload.startswith("params"):
         return np.zeros(len(table))
     shards = np.maximum(table.dp_shard * table.cp, 1)
-    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block, _ in case.model.counts), default=0)
-    experts = min((sum(op.parameters for op in block.rows("grouped_linear")) for block, _ in case.model.counts), default=0)
+    dense, experts = smallest_layer(case.model)
     if job.method == "qlora":
         return np.zeros(len(table))
     weight = activation_bytes(job.precision) if job.method == "full" or job.precision != "fp32" else 2
@@ -119,7 +146,7 @@ def gradients(case: Case, structure: Structure, table: PlanTable, layers: Column
     job = case.job
     if job.method != "full" or job.optimizer_in_backward:
         return np.zeros(len(table))
-    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block, _ in case.model.counts), default=0)
+    dense, _ = smallest_layer(case.model)
     splits = SHARDINGS[structure.sharding].splits
     shards = np.maximum(table.dp_shard * table.cp, 1) if "gradients" in splits else np.ones(len(table))
     moved = structure.offload.startswith(("optimizer", "params"))
@@ -135,7 +162,7 @@ def unsharded(case: Case, structure: Structure, table: PlanTable, layers: Column
     pass gathered, except of the last one (torch/distributed/pipelining/stage.py)."""
     if not _one_copy(case, structure):
         return np.zeros(len(table))
-    dense = min((sum(op.parameters for op in block if op.kind != "grouped_linear") for block, _ in case.model.counts), default=0)
+    dense, _ = smallest_layer(case.model)
     return layers * dense / table.tp * (1 if structure.fp8_params else activation_bytes(case.job.precision))
 
 
@@ -154,16 +181,20 @@ def logits(case: Case, structure: Structure, table: PlanTable) -> Column:
     return 4.0 * copies * table.micro_batch_size * case.job.seq_len / table.cp * case.model.vocab / table.tp
 
 
-def recomputed(case: Case, structure: Structure, table: PlanTable) -> Column:
+def recomputed(case: Case, table: PlanTable) -> Column:
     """What one layer saves, which is there again when backward reaches it."""
-    if structure.recompute != "full" or structure.compile or case.job.method != "full":
-        return np.zeros(len(table))
-    plain = replace(structure, recompute="none", recompute_every=1)
-    return saved(case, plain, table, np.ones(len(table)))
+    again = np.array([s.recompute == "full" and not s.compile for s in table.structures], dtype=bool)[table.structure]
+    found = np.zeros(len(table))
+    if again.any():
+        rows = np.flatnonzero(again)
+        plain = tuple(replace(s, recompute="none", recompute_every=1) for s in table.structures)
+        found[rows] = saved_by_layer(case.model, case.cluster, case.job, replace(table, structures=plain).take(rows))
+    return found
 
 
-def in_flight(structure: Structure, table: PlanTable) -> Column:
-    """Micro-batches whose activations the first rank holds at once, in units of all of its layers; 1 where no closed form is known."""
+def in_flight(structure: Structure, table: PlanTable, anywhere: bool = False) -> Column:
+    """Micro-batches whose activations the first rank (with `anywhere`: every rank) holds at once, at least, in units of all of its layers; 1 where no
+    closed form is known."""
     schedule = SCHEDULES.get(structure.schedule)
     if not (table.pp > 1).any():
         return np.ones(len(table))
@@ -171,61 +202,8 @@ def in_flight(structure: Structure, table: PlanTable) -> Column:
         return np.where(table.pp > 1, table.accumulation, 1).astype(float)
     if schedule is None or schedule.in_flight is None:
         return np.ones(len(table))
-    flying = np.asarray(schedule.in_flight(table.pp, table.accumulation, table.virtual_stages, np.zeros(len(table))), dtype=float)
-    return np.where(table.pp > 1, np.maximum(np.broadcast_to(flying, (len(table),)), 1.0), 1.0)
-
-
-def saved(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
-    """What the forward pass of one micro-batch leaves for backward, on the card or not."""
-    if case.job.method != "full":
-        return np.zeros(len(table))
-    narrow = 1 if case.job.precision in ("fp8", "fp4") else activation_bytes(case.job.precision)
-    tokens = table.micro_batch_size * case.job.seq_len / table.cp
-    sequence = np.where(structure.sequence_parallel, table.tp, 1)
-    if structure.compile or not _keeps_all(case, structure):
-        width = case.model.hidden / sequence / max(structure.recompute_every, 1)
-        if structure.recompute == "selective" and not structure.compile and case.framework(structure).memory.selective == "op-list":
-            width = width + min((second_products(block) for block, _ in case.model.counts), default=0) / table.tp
-    else:
-        widths = [block_widths(block) for block, _ in case.model.counts]
-        width = min(w[0] for w in widths) / sequence + min(w[1] for w in widths) / table.tp
-    return tokens * width * narrow * np.floor(layers)
-
-
-def _keeps_all(case: Case, structure: Structure) -> bool:
-    """Whether what products, norms and activations read is saved: without recomputation, or where selective means the attention core alone."""
-    core_only = case.framework(structure).memory.selective == "core_attn" and structure.recompute_modules in ((), ("core_attn",))
-    return structure.recompute == "none" or (structure.recompute == "selective" and core_only)
-
-
-def second_products(block: Block) -> int:
-    """Elements a token of the outputs of every second matrix product, whichever comes first; 0 where products have biases, which do not count as such."""
-    products = [op for op in block if op.kind == "linear"]
-    if any(len(op.weights) != 1 for op in products) or any(op.experts for op in block):
-        return 0
-    return min(sum(op.width for op in products[k::2]) for k in (0, 1))
-
-
-def block_widths(block: Block) -> tuple[int, int]:
-    """Elements a token that are saved: (whole or split by sequence parallelism, split by tensor parallelism). Experts are left out."""
-    region = {"x": "sequence"} | {op.output: op.region for op in block}
-    width = {op.output: op.width for op in block}
-    made_by = {op.output: op.kind for op in block}
-    found: dict[str, int] = {}
-    for op in block:
-        if op.experts or op.kind not in ("linear", "attention", "activation", "multiply", "norm") or (op.heads and op.kind == "norm"):
-            continue
-        if op.kind == "activation" and op.function.startswith("relu"):  # keeps its output
-            continue
-        names = op.inputs[:1] if op.kind in ("linear", "norm", "activation") else op.inputs
-        for name in names:
-            if op.kind == "multiply" and made_by.get(name) == "activation":
-                continue
-            size = op.k if op.kind == "linear" else width.get(name, 0)
-            if op.kind == "attention":
-                size = (op.heads if name == op.inputs[0] else op.kv_heads) * op.head_dim
-                if name == op.inputs[2]:
-                    size = op.kv_heads * op.v_head_dim
-            found[name] = max(found.get(name, 0), size)
-    split = sum(n for name, n in found.items() if region.get(name, "tensor") == "tensor")
-    return sum(found.values()) - split, split
+    ends = (np.zeros(len(table)), table.pp - 1) if anywhere else (np.zeros(len(table)),)
+    flying = np.min(
+        [schedule.in_flight(table.pp, table.accumulation, table.virtual_stages, r) + np.zeros(len(table)) for r in ends], axis=0
+    )
+    return np.where(table.pp > 1, np.maximum(flying, 1.0), 1.0)

@@ -3,7 +3,7 @@
 Two facts save most of the work, both tested:
 
 * recomputation and offload only ever add time, so a plan that fits makes the same plan with more of either pointless (where time or cost is asked for),
-  and a plan's screened time bounds all its variants from below;
+  and a plan's screened time bounds all its variants from below. One exception: where activations go to the host, recomputation leaves fewer to move;
 * the screened time never exceeds the exact one, so plans are priced in the order of the screen until enough of them fit.
 """
 
@@ -48,7 +48,6 @@ class Kept:
     tight: list[NDArray[np.bool_]] = field(default_factory=list)
     removed: dict[str, int] = field(default_factory=dict)
     cutoff: float = np.inf
-    smallest: int | None = None  # least device memory that a plan can have, by the lower bound
 
     def credit(self, rule: str, count: int) -> None:
         """Adds to the plans that a rule removed (a negative count gives some back)."""
@@ -164,8 +163,6 @@ class Collector:
         least = self.pricing.least(table.take(rows))
         good = least <= self.case.cluster.gpu.capacity_bytes
         self.kept.credit(NOT_FITTING, (~good).sum())
-        if len(rows):
-            self.kept.smallest = int(min(least.min(), self.kept.smallest or least.min()))
         return rows[good]
 
     def _price(self, table: PlanTable, rows: NDArray[np.intp], screened: Column) -> NDArray[np.bool_]:
@@ -211,11 +208,17 @@ class Collector:
         return float(min(max(best[self.wanted - 1] * SLACK, self.floor), most))
 
 
+def adds_time(r_less: int, less: str, r: int, offload: str) -> bool:
+    """Whether the same plan can only be slower at recomputation `r` and `offload` than at `r_less` and `less`."""
+    same = less == offload and (offload != "activations-cpu" or r_less == r)
+    return r_less <= r and (same or less in LESS_OFFLOAD[offload])
+
+
 def _at_least(known: dict[tuple[int, str], Column], n: int, r: int, offload: str) -> Column:
     """What is known of the time of every row from the same plan with no more recomputation and no more offload."""
     found = np.full(n, -np.inf)
     for (r_less, less), screened in known.items():
-        if r_less <= r and (less == offload or less in LESS_OFFLOAD[offload]):
+        if adds_time(r_less, less, r, offload):
             found = np.maximum(found, screened)
     return found
 
@@ -224,6 +227,6 @@ def _dominated(fitting: dict[tuple[int, str], NDArray[np.bool_]], r: int, offloa
     """Rows that fit already with no more recomputation and no more offload."""
     found = np.zeros(n, dtype=bool)
     for (r_less, less), fit in fitting.items():
-        if r_less <= r and (less == offload or less in LESS_OFFLOAD[offload]):
+        if adds_time(r_less, less, r, offload):
             found |= fit
     return found

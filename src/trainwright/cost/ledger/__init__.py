@@ -7,6 +7,6 @@ One flow: `weights` (elements on a rank) and `saved` (tensors of a block) -> `ac
 
 from __future__ import annotations
 
-from .engine import memory_rows
+from .engine import memory_rows, saved_by_layer
 
-__all__ = ["memory_rows"]
+__all__ = ["memory_rows", "saved_by_layer"]

@@ -43,20 +43,25 @@ def by_kernels(scope: Scope) -> list[tuple[Kernels, Column]]:
     return [(k, rows) for k, rows in found if rows.any()]
 
 
+def block_kept(block: Block, scope: Scope) -> Column:
+    """`BlockBytes.kept` alone."""
+    found = (rows * total(kept_by(block, k, scope.structure, scope.framework.memory.selective), scope) for k, rows in by_kernels(scope))
+    return add_up(found, len(scope))
+
+
+def block_input_bytes(block: Block, scope: Scope) -> Column:
+    """`BlockBytes.input` alone."""
+    return add_up((rows * size(block_input(block, kernels), scope) for kernels, rows in by_kernels(scope)), len(scope))
+
+
 def block_bytes(block: Block, scope: Scope) -> BlockBytes:
     """`BlockBytes` of a layer, each plan with its own kernels."""
-    sums = [np.zeros(len(scope)) for _ in range(4)]
+    full, backward = np.zeros(len(scope)), np.zeros(len(scope))
     for kernels, rows in by_kernels(scope):
         everything = saved_by(block, kernels)
-        kept = kept_by(block, kernels, scope.structure, scope.framework.memory.selective)
-        found = (
-            total(kept, scope),
-            total(everything, scope),
-            size(block_input(block, kernels), scope),
-            backward_peak(block, everything, kernels, scope),
-        )
-        sums = [s + rows * f for s, f in zip(sums, found)]
-    return BlockBytes(*sums)
+        full += rows * total(everything, scope)
+        backward += rows * backward_peak(block, everything, kernels, scope)
+    return BlockBytes(block_kept(block, scope), full, block_input_bytes(block, scope), backward)
 
 
 def backward_peak(block: Block, everything: tuple[Saved, ...], kernels: Kernels, scope: Scope) -> Column:

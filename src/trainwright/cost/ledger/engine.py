@@ -18,7 +18,7 @@ from ...spec.plan import Structure
 from ..memory_table import PARTS, PHASES, MemoryTable, concatenate
 from ..table import Column, IntColumn, PlanTable
 from .accounts import Offloaded, Rank, offload, paged
-from .activations import BlockBytes, LossBytes, block_bytes, by_kernels, embedding_masks, loss_bytes
+from .activations import BlockBytes, LossBytes, block_bytes, block_input_bytes, block_kept, by_kernels, embedding_masks, loss_bytes
 from .detail import SAVED, LedgerDetail
 from .items import POOLS, Happening, Item, item, sum_of
 from .pytorch import accounts
@@ -131,9 +131,9 @@ def stage_activations(p: Pieces, slot: Slot) -> tuple[Column, Column, Column]:
             these = np.minimum(count, recomputed)
             groups = np.ceil(these / every)
             span = np.minimum(every, count)
-            kept = kept + groups * checkpoint_bytes(scope, block) + (count - these) * block.full
+            kept = kept + groups * checkpoint_bytes(scope, block.input) + (count - these) * block.full
             working = (span - 1) * block.full + np.maximum(block.backward, block.full)
-            adds = np.maximum(adds, here * (working - checkpoint_bytes(scope, block)))
+            adds = np.maximum(adds, here * (working - checkpoint_bytes(scope, block.input)))
         else:
             kept = kept + count * block.kept
             working = np.maximum(block.backward, block.full)
@@ -142,12 +142,12 @@ def stage_activations(p: Pieces, slot: Slot) -> tuple[Column, Column, Column]:
     return kept, np.maximum(adds, 0.0), alone
 
 
-def checkpoint_bytes(scope: Scope, block: BlockBytes) -> Column:
+def checkpoint_bytes(scope: Scope, block_input: Column) -> Column:
     """What a checkpoint keeps of a block: its input; split over tensor parallelism with DeepSpeed's ``partition_activations`` or Megatron's
     ``distribute_saved_activations``.
     """
     split = scope.switch("partition_activations", False) or scope.switch("distribute_saved_activations", False)
-    return block.input / scope.tp if split and not scope.structure.sequence_parallel else block.input
+    return block_input / scope.tp if split and not scope.structure.sequence_parallel else block_input
 
 
 def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offloaded, Column]:
@@ -317,6 +317,16 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
         pipeline_rank=whole(worst.rank),
         extra={"offloaded_bytes": whole(offloaded), "pooled_bytes": whole(reserved)},
     )
+
+
+def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> Column:
+    """Bytes that the forward pass of one micro-batch leaves for backward in a layer (in `recompute_every` of them with full recomputation), of the kind of
+    layer that leaves least."""
+    scope = Scope(model, cluster, job, structure, table)
+    whole = structure.recompute == "full"
+    kept = [block_input_bytes(b, scope) if whole else block_kept(b, scope) for b in model.blocks.values()]
+    least: Column = np.min(kept, axis=0)
+    return checkpoint_bytes(scope, least) if whole else least
 
 
 def whole(column: Column) -> IntColumn:

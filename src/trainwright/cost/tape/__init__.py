@@ -16,9 +16,9 @@ from ...spec.optimizer import OPTIMIZERS
 from ...spec.plan import Structure
 from ..table import PlanTable
 from .blocks import KINDS
-from .engine import memory_rows
+from .engine import memory_rows, saved_by_layer
 
-__all__ = ["can_express", "has_rule", "memory_rows"]
+__all__ = ["can_express", "has_rule", "memory_rows", "saved_by_layer"]
 
 
 def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:

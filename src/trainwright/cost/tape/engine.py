@@ -39,6 +39,24 @@ def memory_rows(
     return scatter(parts, where)
 
 
+def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.float64]:
+    """Bytes that the forward pass of one micro-batch leaves for backward in a layer of the middle of a stage (in `recompute_every` of them with full
+    recomputation), of the kind of layer that leaves least. Zero where no layer repeats."""
+    every = structure.recompute_every if structure.recompute == "full" else 1
+    if structure.sharding == "zero1":
+        structure = replace(structure, sharding="none")  # its states alone differ
+    found = np.zeros(len(table))
+    for variant, rows in variants(model, structure, table):
+        sizes = columns_of(structure, job, table.take(rows))
+        each = []
+        for kind in model.blocks:
+            replayed, _ = program(model, job, structure, variant, Stage((kind,) * (FEW + 1) * every))
+            matrix = replayed.marks["saved"][1, PARTS.index("activations")]
+            each.append(sum((matrix[i] * replayed.symbols[i].value(sizes) for i in np.flatnonzero(matrix)), np.zeros(len(rows))))
+        found[rows] = np.min(each, axis=0)
+    return found
+
+
 def variants(model: ModelSpec, structure: Structure, table: PlanTable) -> Iterator[tuple[Variant, NDArray[np.intp]]]:
     """Rows that replay alike."""
     eager = structure.attention in ("eager", "sdpa-math")
