@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from layouts import CPU, batch, run_of
 
@@ -58,6 +58,12 @@ def train(model: str, strategy: dict[str, Any], training: dict[str, Any], **sett
 
 
 def cases(every: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR", ""))
-    torch.manual_seed(0)
-    return {name: train(model, strategy, training, **settings) for name, (model, strategy, training, settings) in every.items()}
+    """What each case found; of one that raised, the traceback, so that it hides no other."""
+    os.environ["LOCAL_RANK"] = str(dist.get_rank())  # as torchrun does
+    found: dict[str, Any] = {}
+    for name, (model, strategy, training, settings) in every.items():
+        try:
+            found[name] = train(model, strategy, training, **settings)
+        except Exception:
+            found[name] = {"error": traceback.format_exc()}
+    return found

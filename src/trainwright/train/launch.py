@@ -227,7 +227,13 @@ class Launch:
     def _torchrun(self) -> int:
         """torchrun's exit status, negative for a signal. Nothing that it started is alive after."""
         (self.folder / "logs").mkdir(exist_ok=True)
-        environment = {**os.environ, **self.environment, LAUNCHED: "1", "OMP_NUM_THREADS": str(threads(self.ranks)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = {
+            **os.environ,
+            **self.environment,
+            LAUNCHED: "1",
+            "OMP_NUM_THREADS": str(threads(self.ranks)),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
         command = [sys.executable, "-m", "trainwright.train.agent", *torchrun_arguments(self.folder, self.ranks, self.place)]
         with (self.folder / "logs" / "torchrun.log").open("ab") as log:
             child = subprocess.Popen(

@@ -111,7 +111,13 @@ def prepare(run: Run, settings: Settings, tell: Callable[[str], None]) -> Mappin
         environment["DS_ACCELERATOR"] = "cpu"
     command = [sys.executable, "-m", "trainwright.train.extensions", *wanted]
     child = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         out, err = child.communicate(timeout=COMPILE_S)
@@ -135,5 +141,12 @@ def trainer(run: Run, settings: Settings, ranks: Ranks, folder: Path | None) -> 
 
 
 ENGINE = Engine(
-    name="deepspeed", title="DeepSpeed", check=check, trainer=trainer, files=files, prepare=prepare, frameworks=("deepspeed",), aliases=("ds",)
+    name="deepspeed",
+    title="DeepSpeed",
+    check=check,
+    trainer=trainer,
+    files=files,
+    prepare=prepare,
+    frameworks=("deepspeed",),
+    aliases=("ds",),
 )
