@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
-from layouts import CPU, batch, run_of
+from layouts import CPU, batch, run_of, trainer
 
+from trainwright.train.checkpoint import Checkpoints
 from trainwright.train.deepspeed import DeepSpeedTrainer
 from trainwright.train.engines import ENGINES
 from trainwright.train.engines.deepspeed import config_of
 from trainwright.train.mesh import ranks_of
 from trainwright.train.settings import Settings
+from trainwright.train.watch import whole
 
 STEPS = 3
+Layout = dict[str, Any]
 
 
 class Watched(DeepSpeedTrainer):
@@ -40,30 +44,77 @@ def made(model: str, strategy: dict[str, Any], training: dict[str, Any], kind: t
 
 
 def train(model: str, strategy: dict[str, Any], training: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    trainer = made(model, strategy, training, **settings)
+    own = made(model, strategy, training, **settings)
     found, gradients = [], {}
     for i in range(STEPS):
-        found.append(trainer.step(batch(i, *trainer.ranks.replica)))
-        gradients = gradients or trainer.gradients
-    state = {k: v.numpy() for k, v in trainer.state().items()}
-    trainer.engine.destroy()
+        found.append(own.step(batch(i, *own.ranks.replica)))
+        gradients = gradients or own.gradients
+    state = {k: v.numpy() for k, v in own.state().items()}
+    memory = own.memory()
+    own.engine.destroy()
     return {
         "loss": [f.loss for f in found],
         "norm": [f.gradient_norm for f in found],
         "gradients": gradients,
         "state": state,
-        "memory": trainer.memory() if False else {},
+        "memory": memory,
         "rank": dist.get_rank(),
     }
 
 
-def cases(every: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
-    """What each case found; of one that raised, the traceback, so that it hides no other."""
+def moved(folder: str, model: str, before: Layout, after: Layout) -> dict[str, Any]:
+    """Two steps in one layout, saved; the third in another, which began with other weights. The first layout goes on too, to compare."""
+    first = maker(before)(model, before, {"optimizer_kernel": "foreach"})
+    for i in range(2):
+        first.step(batch(i, *first.ranks.replica))
+    checkpoints = Checkpoints(Path(folder), {}, group=dist.new_group(backend="gloo"))
+    checkpoints.clean()
+    checkpoints.save(2, first.state(), first.progress())
+    checkpoints.wait()
+    saved = {k: whole(v).clone() for k, v in first.state().items()}
+    second = maker(after)(model, after, {"optimizer_kernel": "foreach"})
+    second.expect()
+    loaded = checkpoints.load(second.state())
+    assert loaded is not None
+    second.loaded(loaded.extra)
+    back = {k: whole(v) for k, v in second.state().items()}
+    both = saved.keys() & back.keys()
+    answer = {
+        "same": [k for k in both if not torch.equal(saved[k], back[k])],
+        "compared": len(both),
+        "steps": second.steps,
+        "loss": [t.step(batch(2, *t.ranks.replica)).loss for t in (first, second)],
+    }
+    checkpoints.close()
+    for each in (first, second):
+        if isinstance(each, DeepSpeedTrainer):
+            each.engine.destroy()
+    return answer
+
+
+def maker(strategy: Layout) -> Any:
+    return trainer if "framework" in strategy else made
+
+
+def moves(folder: str, every: Mapping[str, tuple[str, Layout, Layout]]) -> dict[str, Any]:
+    return each({name: lambda name=name, case=case: moved(f"{folder}/{name}", *case) for name, case in every.items()})
+
+
+def cases(every: Mapping[str, tuple[str, Layout, dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    return each({name: lambda case=case: train(*case[:3], **case[3]) for name, case in every.items()})
+
+
+def everything(folder: str, every: Any, these: Any) -> dict[str, Any]:
+    return cases(every) | moves(folder, these)
+
+
+def each(calls: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What each call found. The first that raises ends them: the ranks no longer agree on what comes next."""
     os.environ["LOCAL_RANK"] = str(dist.get_rank())  # as torchrun does
     found: dict[str, Any] = {}
-    for name, (model, strategy, training, settings) in every.items():
+    for name, call in calls.items():
         try:
-            found[name] = train(model, strategy, training, **settings)
-        except Exception:
-            found[name] = {"error": traceback.format_exc()}
+            found[name] = call()
+        except Exception as error:
+            raise AssertionError(name) from error
     return found

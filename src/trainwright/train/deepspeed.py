@@ -134,6 +134,7 @@ class DeepSpeedTrainer(Trainer):
     def state(self) -> dict[str, torch.Tensor]:
         """The tensors that are put together on this rank, in the host's memory. What is written into them, `loaded` hands to DeepSpeed."""
         self.kept = {}
+        self._link_states()
         step = self._steps_taken()
         for name, p, owner in self._owners():
             for kind in (None, *KINDS):
@@ -183,6 +184,13 @@ class DeepSpeedTrainer(Trainer):
             owner = min(range(len(held)), key=held.__getitem__)
             held[owner] += torch.Size(self.shapes[name]).numel()
             yield name, p, owner
+
+    def _link_states(self) -> None:
+        """ZeRO-1 and 2 link weights to their states after the first group's first step, and never those of the other groups (0.19.8)."""
+        from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+        for i, group in enumerate(getattr(self.optimizer, "bit16_groups", ())):
+            lazy_init_hp_params_optimizer_state(group, self.optimizer.single_partition_of_fp32_groups[i], self.optimizer.state)
 
     def _steps_taken(self) -> int | None:
         found = [int(s["step"]) for s in self.engine.basic_optimizer.state.values() if "step" in s]
