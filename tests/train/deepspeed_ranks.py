@@ -18,6 +18,7 @@ from trainwright.train.engines import ENGINES
 from trainwright.train.engines.deepspeed import config_of
 from trainwright.train.mesh import ranks_of
 from trainwright.train.settings import Settings
+from trainwright.train.watch import Watched as Native
 from trainwright.train.watch import whole
 
 STEPS = 3
@@ -59,6 +60,22 @@ def train(model: str, strategy: dict[str, Any], training: dict[str, Any], **sett
         "state": state,
         "memory": memory,
         "rank": dist.get_rank(),
+    }
+
+
+def one_device(model: str, **settings: Any) -> dict[str, Any]:
+    """The same steps by PyTorch's engine on one rank, with what it keeps."""
+    run = run_of(model, {"micro_batch_size": 8}, {"optimizer_kernel": "foreach"})
+    chosen = Settings(**{"steps": STEPS, "warmup_steps": 0, "learning_rate": 1e-3, "eps": 1e-5, "device": "cpu", **settings})
+    own = Native(run, chosen, ranks_of(run.plan, CPU))
+    found = [own.step(batch(0))]
+    gradients = {n: g.numpy() for n, g in own.gradients.items()}
+    found += [own.step(batch(i)) for i in range(1, STEPS)]
+    return {
+        "loss": [f.loss for f in found],
+        "norm": [f.gradient_norm for f in found],
+        "gradients": gradients,
+        "state": {k: whole(v).float().numpy() for k, v in own.state().items()},
     }
 
 
@@ -104,7 +121,8 @@ def cases(every: Mapping[str, tuple[str, Layout, dict[str, Any], dict[str, Any]]
     return each({name: lambda case=case: train(*case[:3], **case[3]) for name, case in every.items()})
 
 
-def everything(folder: str, every: Any, these: Any) -> dict[str, Any]:
+def everything(folder: str, every: Any, these: Any, environment: Mapping[str, str]) -> dict[str, Any]:
+    os.environ.update(environment)
     return cases(every) | moves(folder, these)
 
 

@@ -55,7 +55,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a pipeline": ({"pp": 2, "dp": 1, "sharding": "zero1"}, {}, r"strategy.pp: 2: .*strategy.pp = 1"),
     "Ulysses": ({"cp": 2, "dp": 1, "cp_kind": "ulysses"}, {}, r"strategy.cp: 2: .*strategy.cp = 1"),
     "fp16": ({}, {"precision": "fp16"}, r"training.precision: fp16: .*training.precision = bf16"),
-    "another optimizer": ({}, {"optimizer": "lion", "optimizer_kernel": "fused"}, r"training.optimizer: lion: .*training.optimizer = adamw"),
+    "another optimizer": (
+        {},
+        {"optimizer": "lion", "optimizer_kernel": "fused"},
+        r"training.optimizer: lion: .*training.optimizer = adamw",
+    ),
     "bf16 without shards": ({"sharding": "none"}, {"precision": "bf16"}, r"strategy.sharding: none: .*strategy.sharding = zero1"),
     "weights in the host's memory": ({"offload": "params-cpu"}, {}, r"strategy.offload: params-cpu: .*strategy.offload = none"),
     "adapters": ({}, {"method": "lora"}, r"training.method: lora: .*training.method = full"),
@@ -107,7 +111,12 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "offload", "compiled"),
-    [("foreach", "none", ()), ("for-loop", "optimizer-cpu", ()), ("fused", "none", ("FusedAdamBuilder",)), ("fused", "optimizer-cpu", ("CPUAdamBuilder",))],
+    [
+        ("foreach", "none", ()),
+        ("for-loop", "optimizer-cpu", ()),
+        ("fused", "none", ("FusedAdamBuilder",)),
+        ("fused", "optimizer-cpu", ("CPUAdamBuilder",)),
+    ],
 )
 def test_only_deepspeeds_own_adam_is_compiled(kernel: str, offload: str, compiled: tuple[str, ...]) -> None:
     plan = run({"offload": offload}, optimizer_kernel=kernel)
