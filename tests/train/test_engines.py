@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 from layouts import run_of
 
+from trainwright.cli import main
 from trainwright.emit import Options, emit
 from trainwright.errors import SpecError, TrainwrightError
 from trainwright.train.engines import ENGINES, engine_of
@@ -141,3 +142,30 @@ def test_a_foreign_lock_is_waited_for_as_long_as_something_is_written(tmp_path: 
     with alone(tmp_path, stale_s=1.0, pause_s=0.05):
         assert not (tmp_path / "lock").exists()
     assert 0.5 < time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("--engine", "deepspeed"),
+            "strategy.framework: fsdp2: DeepSpeed configures DeepSpeed and nothing else (nearest: strategy.framework = deepspeed",
+        ),
+        (("--engine", "deepsped"), "--engine: unknown engine 'deepsped' (nearest: deepspeed)"),
+        (
+            ("--engine", "native", "--set", "strategy.framework=deepspeed"),
+            "strategy.framework: deepspeed with zero3: PyTorch's own engine shards",
+        ),
+        (("--dry-run", "--set", "strategy.framework=deepspeed"), "strategy.framework: deepspeed with zero3: PyTorch's own engine shards"),
+    ],
+)
+def test_the_command_refuses_before_anything_is_written(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "-o", str(tmp_path / "run"), *arguments])
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert says in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()

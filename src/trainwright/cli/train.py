@@ -177,9 +177,11 @@ def report_dry_run(run: Run, json_: bool) -> int:
     from ..api import estimate
     from ..report.dry_run import dry_run_dict, dry_run_text
     from ..train.dry import dry_run
+    from ..train.engines import ENGINES, NATIVE
     from .output import console, print_json
     from .plan import _waiting
 
+    ENGINES[NATIVE].check(run, Settings(), False)  # no other engine's code runs on fake tensors
     with _waiting("building one rank on fake tensors"):
         found = dry_run(run)
     expected = estimate(run.filled)

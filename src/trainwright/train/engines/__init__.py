@@ -22,4 +22,4 @@ def engine_of(run: Run, settings: Settings) -> Engine:
     return found
 
 
-__all__ = ["ENGINES", "Engine", "engine_of"]
+__all__ = ["ENGINES", "NATIVE", "Engine", "engine_of"]
