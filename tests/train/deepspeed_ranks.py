@@ -80,7 +80,7 @@ def one_device(model: str, **settings: Any) -> dict[str, Any]:
 
 
 def moved(folder: str, model: str, before: Layout, after: Layout) -> dict[str, Any]:
-    """Two steps in one layout, saved; the third in another, which began with other weights. The first layout goes on too, to compare."""
+    """Two steps in one layout, saved; two more in another, which begins anew and loads them. The first layout goes on too, to compare."""
     first = maker(before)(model, before, {"optimizer_kernel": "foreach"})
     for i in range(2):
         first.step(batch(i, *first.ranks.replica))
@@ -100,7 +100,7 @@ def moved(folder: str, model: str, before: Layout, after: Layout) -> dict[str, A
         "same": [k for k in both if not torch.equal(saved[k], back[k])],
         "compared": len(both),
         "steps": second.steps,
-        "loss": [t.step(batch(2, *t.ranks.replica)).loss for t in (first, second)],
+        "loss": [[t.step(batch(i, *t.ranks.replica)).loss for i in (2, 3)] for t in (first, second)],
     }
     checkpoints.close()
     for each in (first, second):

@@ -55,6 +55,7 @@ class DeepSpeedTrainer(Trainer):
         self.stage = int(config["zero_optimization"]["stage"])
         self.package = imported(ranks)
         self.kept: dict[str, torch.Tensor] = {}
+        self.loads = False
         super().__init__(run, settings, ranks)
 
     # building
@@ -132,36 +133,33 @@ class DeepSpeedTrainer(Trainer):
     # what is kept
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors that are put together on this rank, in the host's memory. What is written into them, `loaded` hands to DeepSpeed."""
-        self.kept = {}
+        """The tensors that are put together on this rank, in the host's memory. After `expect`, `loaded` hands what is written into them to DeepSpeed."""
+        found: dict[str, torch.Tensor] = {}
         self._link_states()
         step = self._steps_taken()
         for name, p, owner in self._owners():
+            mine = owner == dist.get_rank()
             for kind in (None, *KINDS):
                 whole = self._whole(p, kind)
-                if owner == dist.get_rank() and whole is not None:
-                    self.kept[key(name, kind)] = whole.detach().float().cpu().clone()
-            if owner == dist.get_rank() and step is not None:
-                self.kept[key(name, "step")] = torch.tensor(float(step))
-        return self.kept
+                if mine and whole is not None:
+                    found[key(name, kind)] = whole.detach().float().cpu().clone()
+            if mine and step is not None:
+                found[key(name, "step")] = torch.tensor(float(step))
+        self.kept = found if self.loads else {}
+        return found
 
     def expect(self) -> None:
         """The optimizer's states exist from its first step on: one at rate 0 over tokens that count for nothing changes no weight."""
         rows = self.run.plan.accumulation * self.run.plan.micro_batch_size
         tokens = torch.zeros(rows, 1, dtype=torch.int64)
         documents = torch.zeros_like(tokens) if self.run.job.packing else None
-        rate, self.idle = self.idle, True
-        try:
-            self.step(Batch(tokens, torch.full_like(tokens, IGNORED), torch.zeros_like(tokens), documents))
-        finally:
-            self.idle = rate
-            self.steps = 0
-
-    idle = False
+        self.loads = True
+        self.step(Batch(tokens, torch.full_like(tokens, IGNORED), torch.zeros_like(tokens), documents))
+        self.steps = 0
 
     def _set_rate(self) -> float:
         rate = super()._set_rate()
-        if self.idle:
+        if self.loads:
             for group in self.optimizer.param_groups:
                 group["lr"] = 0.0
         return rate
@@ -173,8 +171,9 @@ class DeepSpeedTrainer(Trainer):
         first, _, owner = next(iter(self._owners()))
         step = self._sent(self.kept.get(key(first, "step")), (), owner)
         for state in self.engine.basic_optimizer.state.values():
-            state["step"] = step.to(state["step"]) if isinstance(state["step"], torch.Tensor) else int(step)
-        self.kept = {}
+            counts = isinstance(state["step"], torch.Tensor)  # each its own: it is counted up in place
+            state["step"] = step.to(state["step"], copy=True) if counts else int(step)
+        self.kept, self.loads = {}, False
         self.steps = int(progress["steps"])
 
     def _owners(self) -> Iterator[tuple[str, nn.Parameter, int]]:

@@ -105,7 +105,7 @@ def prepare(run: Run, settings: Settings, tell: Callable[[str], None]) -> Mappin
     wanted = extensions(config_of(run, settings, None))
     if not wanted:
         return {}
-    tell("compiling DeepSpeed's Adam (once, a minute or two; training.optimizer_kernel=foreach takes PyTorch's)")
+    tell("DeepSpeed's Adam is compiled by its first run, in some minutes (training.optimizer_kernel=foreach takes PyTorch's)")
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
     if settings.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
