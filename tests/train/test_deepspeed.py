@@ -117,7 +117,7 @@ def compare(ranks: Ranks, found: list[dict[str, Any]], model: str, settings: dic
         np.testing.assert_allclose(found[0]["gradients"][name], gradient, rtol=0, atol=1e-7, err_msg=name)
     assert state.keys() == wanted["state"].keys()
     for name, tensor in wanted["state"].items():
-        np.testing.assert_allclose(state[name], tensor, rtol=0, atol=2e-5 if name.startswith("model.") else 1e-6, err_msg=name)
+        np.testing.assert_allclose(state[name], tensor, rtol=0, atol=2e-6 if name.startswith("model.") else 1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("case", TWO)
@@ -168,7 +168,8 @@ def test_shards_take_their_share_of_memory(two: list[dict[str, Any]]) -> None:
     whole, halves, optimizer = (two[0][f"{stage}, gpt"]["memory"] for stage in ("none", "zero3", "zero1"))
     assert whole["optimizer"] == pytest.approx(2 * whole["parameters"], rel=0.01)
     assert halves["parameters"] == pytest.approx(whole["parameters"] / 2, rel=0.05)
-    assert optimizer["optimizer"] == pytest.approx(3 * whole["parameters"] / 2, rel=0.05)  # fp32 masters beside the two states
+    for shares in (halves, optimizer):  # a flat copy of its share beside the two states, in fp32 as well
+        assert shares["optimizer"] == pytest.approx(3 * whole["parameters"] / 2, rel=0.05)
 
 
 DEEPSPEED = PLAN.replace("fsdp2", "deepspeed").replace('precision = "fp32"', 'precision = "fp32"\noptimizer_kernel = "foreach"')

@@ -124,10 +124,13 @@ class DeepSpeedTrainer(Trainer):
         return float(norm), not self.engine.was_step_applied()
 
     def memory(self) -> dict[str, int]:
-        own = [getattr(p, "ds_tensor", p) for _, p in self.named]
-        states = [v for s in self.engine.basic_optimizer.state.values() for v in s.values()]
-        masters = [] if self.stage == 0 else [p for g in self.engine.basic_optimizer.param_groups for p in g["params"]]
-        found = {"parameters": tensor_bytes(own), "optimizer": tensor_bytes([*states, *masters])}
+        """Bytes of this rank's weights and of the optimizer's states, the flat fp32 copies that ZeRO steps on among them."""
+        states = self.engine.basic_optimizer.state
+        copies = [] if self.stage == 0 else list(states)
+        found = {
+            "parameters": tensor_bytes(getattr(p, "ds_tensor", p) for _, p in self.named),
+            "optimizer": tensor_bytes([*copies, *(v for s in states.values() for v in s.values())]),
+        }
         return found | peak_bytes()
 
     # what is kept
