@@ -50,5 +50,10 @@ $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/core
 
+# The second engine, whose tests (`-m deepspeed`) run where it is installed.
+$(VENV)/deepspeed: $(VENV)/dev
+	$(PIP) install -q -c constraints.txt -e '.[dev,deepspeed]'
+	@touch $@
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

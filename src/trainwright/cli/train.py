@@ -123,19 +123,23 @@ def name_of(run: Run) -> str:
 def start(run: Run, folder: Path, settings: dict[str, Any], place: Place, *, resumed: bool, json_: bool) -> int:
     from ..errors import SpecError
     from ..report.progress import RunView
-    from ..train.launch import Launch, check_place, latest_step, resume_command, settings_of, write_folder
+    from ..train.engines import engine_of
+    from ..train.launch import Launch, check_place, latest_step, resume_command, settings_of, uses_gpu, write_folder
     from .output import console
 
     chosen = settings_of(settings, {})
+    engine = engine_of(run, chosen)
+    engine.check(run, chosen, uses_gpu(chosen))
     ranks = check_place(run, chosen, place)
     there = latest_step(folder)
     if there is not None and not resumed:
         raise SpecError(f"holds a run already (step {there})", str(folder), [resume_command(folder), "-o another folder"])
     if place.node == 0:
         write_folder(folder, run, chosen)
+    environment = engine.prepare(run, chosen, lambda line: console(stderr=True).print(line, soft_wrap=True, markup=False))
     view = RunView(console(stderr=True), name_of(run), chosen.steps)
     try:
-        end = Launch(folder, ranks, place, view.see).run()
+        end = Launch(folder, ranks, place, view.see, environment).run()
     finally:
         view.close()
     if chosen.profile and end.status == 0:
@@ -173,9 +177,11 @@ def report_dry_run(run: Run, json_: bool) -> int:
     from ..api import estimate
     from ..report.dry_run import dry_run_dict, dry_run_text
     from ..train.dry import dry_run
+    from ..train.engines import ENGINES, NATIVE
     from .output import console, print_json
     from .plan import _waiting
 
+    ENGINES[NATIVE].check(run, Settings(), False)  # no other engine's code runs on fake tensors
     with _waiting("building one rank on fake tensors"):
         found = dry_run(run)
     expected = estimate(run.filled)

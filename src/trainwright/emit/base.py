@@ -27,6 +27,7 @@ class Options:
     learning_rate: float = 3e-4
     clip: float = 1.0  # norm of the gradient
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW and Lion
+    eps: float = 1e-8  # of AdamW
     weight_decay: float = 0.1
     image: str = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"  # container, for Kubernetes
     nvme_path: str = "/local_nvme"

@@ -15,6 +15,12 @@ from .launch import Program, launched, script
 CONFIG = "ds_config.json"
 STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion"}
+# DeepSpeed's own AdamW is compiled (FusedAdam, DeepSpeedCPUAdam beside the host's memory); ``torch_adam`` takes PyTorch's.
+KERNELS: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "foreach": {"torch_adam": True, "foreach": True},
+    "for-loop": {"torch_adam": True, "foreach": False},
+}
 DEVICES = {"optimizer-cpu": "cpu", "params-cpu": "cpu", "optimizer-nvme": "nvme", "params-nvme": "nvme"}
 DEFAULT_BUCKET = 500_000_000  # elements: reduce_bucket_size and allgather_bucket_size
 AIO = {"block_size": 1048576, "queue_depth": 32, "intra_op_parallelism": 4, "single_submit": False, "overlap_events": True}
@@ -69,7 +75,7 @@ def config(run: Run, options: Options) -> dict[str, Any]:
     document["optimizer"] = {
         "type": OPTIMIZERS[job.optimizer],
         "params": {"lr": options.learning_rate, "betas": list(options.betas), "weight_decay": options.weight_decay}
-        | ({"eps": 1e-8} if job.optimizer == "adamw" else {}),
+        | ({"eps": options.eps} | KERNELS[job.optimizer_kernel] if job.optimizer == "adamw" else {}),
     }
     document["zero_optimization"] = _zero(run, options)
     if s.offload.endswith("-nvme"):
@@ -141,7 +147,8 @@ def _fields(document: dict[str, Any]) -> dict[str, Any]:
     sharding = {v: k for k, v in STAGES.items()}.get(zero.get("stage", 0)) if isinstance(zero.get("stage", 0), int) else None
     known = batch and micro and accumulation and batch % (micro * accumulation) == 0
     dp = batch // (micro * accumulation) if known else None
-    kind = str(table(document.get("optimizer")).get("type", "")).lower()
+    optimizer = table(document.get("optimizer"))
+    kind, kernel = str(optimizer.get("type", "")).lower(), table(optimizer.get("params"))
     cp = whole(document.get("sequence_parallel_size"), 1)
     enabled = [p for p in ("bf16", "fp16") if table(document.get(p)).get("enabled") is True]
     return {
@@ -161,6 +168,7 @@ def _fields(document: dict[str, Any]) -> dict[str, Any]:
         "training.precision": enabled[0] if enabled else "fp32",
         "training.gradient_dtype": table(document.get("data_types")).get("grad_accum_dtype"),
         "training.optimizer": {v.lower(): k for k, v in OPTIMIZERS.items()}.get(kind),
+        "training.optimizer_kernel": ("foreach" if kernel.get("foreach") else "for-loop") if kernel.get("torch_adam") is True else "fused",
     }
 
 
@@ -228,7 +236,7 @@ LIMITS = (
     only("training.precision", ["bf16", "fp16", "fp32"], "has no key for this format"),
     nothing_but_full_precision("keeps fp32 masters beside 16-bit weights"),
     only("training.optimizer", list(OPTIMIZERS), "builds AdamW and Lion itself"),
-    only("training.optimizer_kernel", ["fused"], "steps with its fused kernels"),
+    when(lambda run: run.job.optimizer != "adamw", only("training.optimizer_kernel", ["fused"], "steps with its own kernels")),
     only("training.autocast", [False], "casts the weights itself"),
     only("training.optimizer_in_backward", [False], "steps after backward"),
     only("strategy.offload", ["none", *DEVICES], "offloads activations only through its own checkpoint function, in code"),
@@ -252,6 +260,7 @@ TARGET = Target(
         "strategy.framework", "strategy.sharding", "strategy.dp", "strategy.dp_shard", "strategy.dp_replicate", "strategy.tp", "strategy.pp", "strategy.cp",
         "strategy.micro_batch_size", "strategy.offload", "strategy.options",
         "training.global_batch_size", "training.precision", "training.gradient_dtype", "training.optimizer",
+        "training.optimizer_kernel",
     ),
     leaves=(
         "training.seq_len", "training.tokens", "training.dropout", "training.packing", "training.moe_capacity_factor", "training.loss", "training.loss_chunks",

@@ -26,10 +26,15 @@ STOP_FILE = "stop"
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """The whole file or nothing."""
+    write_text(path, json.dumps(document, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as f:
-            json.dump(document, f, indent=1)
+            f.write(text)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)

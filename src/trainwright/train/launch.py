@@ -21,7 +21,8 @@ from typing import Any
 from ..errors import SpecError, TrainwrightError
 from ..resolve import Run
 from .data.tokens import prepare
-from .files import CHECKPOINTS, ERRORS, METRICS, OUTCOME, RUN, STOP_FILE, read_errors, read_events, read_json, write_json
+from .engines import engine_of
+from .files import CHECKPOINTS, ERRORS, METRICS, OUTCOME, RUN, STOP_FILE, read_errors, read_events, read_json, write_json, write_text
 from .scope import require_torch
 from .settings import Settings
 
@@ -55,7 +56,7 @@ class End:
 def write_folder(
     folder: Path, run: Run, settings: Settings, *, checkpoint: str | None = None, progress: Callable[[int], None] | None = None
 ) -> None:
-    """Checks what can be checked without a rank, tokenizes the data, and writes ``run.json``. Raises `SpecError`, `TrainwrightError`."""
+    """Checks what can be checked without a rank, tokenizes the data, and writes ``run.json`` and the engine's files. Raises `SpecError`, `TrainwrightError`."""
     if run.job.seq_len > run.model.max_positions:
         raise SpecError(
             f"{run.job.seq_len:,} tokens, the model has {run.model.max_positions:,} positions",
@@ -69,6 +70,8 @@ def write_folder(
     except OSError as error:
         raise SpecError(f"cannot be written: {error.strerror}", str(folder)) from None
     tokens = prepare(settings.data or "embedded", settings.tokenizer or None, run.model.vocab, folder / "data", progress=progress)
+    for name, text in engine_of(run, settings).files(run, settings).items():
+        write_text(folder / name, text)
     write_json(
         folder / RUN,
         {
@@ -104,7 +107,7 @@ def check_place(run: Run, settings: Settings, place: Place) -> int:
             f"{total} ranks do not divide over {place.nodes} machines", "--nodes", [n for n in range(1, total + 1) if total % n == 0][:8]
         )
     here = total // place.nodes
-    on_gpu = settings.device == "cuda" or (settings.device == "auto" and gpus() > 0)
+    on_gpu = uses_gpu(settings)
     if on_gpu and here > gpus():
         raise SpecError(
             f"the plan needs {here} GPUs of this machine, it has {gpus()} (--dry-run builds one rank of it on fake tensors)", "train"
@@ -118,6 +121,10 @@ def check_place(run: Run, settings: Settings, place: Place) -> int:
     if place.nodes > 1:
         check_rendezvous(place)
     return here
+
+
+def uses_gpu(settings: Settings) -> bool:
+    return settings.device == "cuda" or (settings.device == "auto" and gpus() > 0)
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -178,12 +185,13 @@ def torchrun_arguments(folder: Path, ranks: int, place: Place) -> list[str]:
 
 @dataclass
 class Launch:
-    """One run on this machine. `see(event)` gets every new line of its metrics."""
+    """One run on this machine. `see(event)` gets every new line of its metrics; `environment` is added to the ranks'."""
 
     folder: Path
     ranks: int
     place: Place
     see: Callable[[dict[str, Any]], None] = lambda event: None
+    environment: Mapping[str, str] = field(default_factory=dict)
     heard: list[int] = field(default_factory=list)
     at: int = 0
 
@@ -219,7 +227,13 @@ class Launch:
     def _torchrun(self) -> int:
         """torchrun's exit status, negative for a signal. Nothing that it started is alive after."""
         (self.folder / "logs").mkdir(exist_ok=True)
-        environment = {**os.environ, LAUNCHED: "1", "OMP_NUM_THREADS": str(threads(self.ranks)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = {
+            **os.environ,
+            **self.environment,
+            LAUNCHED: "1",
+            "OMP_NUM_THREADS": str(threads(self.ranks)),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
         command = [sys.executable, "-m", "trainwright.train.agent", *torchrun_arguments(self.folder, self.ranks, self.place)]
         with (self.folder / "logs" / "torchrun.log").open("ab") as log:
             child = subprocess.Popen(

@@ -23,6 +23,7 @@ from ..spec.run import validate
 from . import optimizer as optimizers
 from .data.batches import Batch
 from .device import choose
+from .engines import ENGINES, NATIVE
 from .mesh import Ranks, ranks_of
 from .ranks import answer, joined
 from .settings import Settings
@@ -50,6 +51,7 @@ class Layout:
         self.run = resolve(validate(document), catalog_files)
         self.settings = settings
         self.machine = choose(settings)
+        ENGINES[NATIVE].check(self.run, settings, self.machine.kind == "cuda")
         self.ranks = ranks_of(self.run.plan, self.machine)
         self.trainer = Trainer(self.run, settings, self.ranks)
 

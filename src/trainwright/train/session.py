@@ -19,14 +19,14 @@ from .checkpoint import Checkpoints
 from .data.batches import batches_of
 from .data.tokens import open_tokens
 from .device import Machine, choose
+from .engines import engine_of
 from .files import CHECKPOINTS, write_error
 from .hang import Watch
 from .loop import Loop, Outcome
 from .mesh import ranks_of
-from .metrics import Metrics, matmul_flops, memory_by_kind, tensor_bytes
+from .metrics import Metrics, matmul_flops
 from .parallelize import DTYPES
 from .settings import Settings
-from .step import Trainer
 from .survive import Agreement, Stop
 
 
@@ -92,7 +92,7 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
         batches = batches_of(tokens, run.job, run.model.vocab, seed=settings.seed, rank=replica, size=replicas)
         checkpoints = Checkpoints(folder / CHECKPOINTS, describe(run), keep=settings.keep, group=saving)
         checkpoints.clean()
-        trainer = Trainer(run, settings, ranks)
+        trainer = engine_of(run, settings).trainer(run, settings, ranks, folder)
         loop = Loop(trainer, batches, checkpoints, settings, metrics, Agreement(control), stop, watch)
         loop.flops_per_step = model_flops(run.model, run.job)
         loop.peak_flops = peak_of(run, machine)
@@ -100,7 +100,7 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
             loop.resume(document.get("checkpoint"))
         metrics.tell("start", step=trainer.steps, steps=settings.steps, attempt=attempt, ranks=run.plan.gpus, device=machine.kind)
         with profiler(folder / "traces" / f"rank-{rank:05d}.json", settings.profile) as around:
-            yield lambda: loop.run(memory=lambda: memory_of(trainer), around=around)
+            yield lambda: loop.run(memory=trainer.memory, around=around)
         watch.stop()
         checkpoints.close()
 
@@ -115,12 +115,6 @@ def profiler(path: Path, wanted: bool) -> Iterator[Callable[[int], None] | None]
     plan = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
     with torch.profiler.profile(schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace(str(path))) as found:
         yield lambda step: found.step()
-
-
-def memory_of(trainer: Trainer) -> dict[str, int]:
-    """Bytes of rank 0 by kind. Gradients are gone after a step; each had its weight's shape and type."""
-    gradients = tensor_bytes(p for part in trainer.parts for p in part.parameters() if p.requires_grad)
-    return memory_by_kind(trainer.parts, [trainer.optimizer], gradients)
 
 
 def peak_of(run: Run, machine: Machine) -> float:

@@ -44,6 +44,7 @@ class Settings:
     spike: float = option(0.0, "stop where a loss exceeds the mean of the last 20 by this factor; 0 = never", 0, 1e6)
     profile: bool = option(False, "write a trace of two steps with the predicted timeline beside it")
     tensorboard: bool = option(False, "write TensorBoard's files too")
+    engine: str = option("", "native (PyTorch) or deepspeed; empty: what the plan's framework names")
     device: str = option("auto", "auto, cpu or cuda")
     deterministic: bool = option(False, "only kernels that give the same bits every time")
 

@@ -23,6 +23,7 @@ from . import optimizer as optimizers
 from .data.batches import Batch
 from .decoder import Decoder, build
 from .mesh import Ranks
+from .metrics import memory_by_kind, tensor_bytes
 from .modules import Router
 from .parallelize import DTYPES, apply, parameter_dtype
 from .pipeline import Pipeline
@@ -64,14 +65,13 @@ class Trainer:
         self._build()
         named = [(n, p) for part in self.parts for n, p in part.named_parameters() if p.requires_grad]
         self.named = [(n.replace("_checkpoint_wrapped_module.", ""), p) for n, p in named]
-        if settings.init:
-            weights.load(run.model, Path(settings.init), self.named)
-        masters = run.job.master_weights == "fp32" and parameter_dtype(run) != torch.float32
-        self.masters = optimizers.Masters(self.named) if masters else None
-        self.optimizer = optimizers.make(run, self.masters.named if self.masters else self.named, settings, ranks)
+        self._load_initial()
+        self._make_optimizer()
 
     parts: list[Decoder]
     calls: list[nn.Module]
+    masters: optimizers.Masters | None
+    optimizer: torch.optim.Optimizer
 
     def _build(self) -> None:
         """`parts`: the pieces of the model that this rank holds; `calls`: what to call for each."""
@@ -84,6 +84,15 @@ class Trainer:
             part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
         self.parts = [part]
         self.calls = [apply(part, self.run, self.ranks, self.settings.seed)]
+
+    def _load_initial(self) -> None:
+        if self.settings.init:
+            weights.load(self.run.model, Path(self.settings.init), self.named)
+
+    def _make_optimizer(self) -> None:
+        masters = self.run.job.master_weights == "fp32" and parameter_dtype(self.run) != torch.float32
+        self.masters = optimizers.Masters(self.named) if masters else None
+        self.optimizer = optimizers.make(self.run, self.masters.named if self.masters else self.named, self.settings, self.ranks)
 
     # one step
 
@@ -201,6 +210,11 @@ class Trainer:
             self.scale = max(1.0, self.scale / 2)
         elif self.good % GROWTH_STEPS == 0:
             self.scale *= 2
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of this rank by kind. Gradients are gone after a step; each had its weight's shape and type."""
+        gradients = tensor_bytes(p for part in self.parts for p in part.parameters() if p.requires_grad)
+        return memory_by_kind(self.parts, [self.optimizer], gradients)
 
     # what is kept
 

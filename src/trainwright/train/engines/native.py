@@ -1,0 +1,42 @@
+"""PyTorch's own wrappers, put on as the plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import SpecError
+from ...resolve import Run
+from ..settings import Settings
+from .base import Engine
+
+if TYPE_CHECKING:
+    from ..mesh import Ranks
+    from ..step import Trainer
+
+
+def check(run: Run, settings: Settings, on_gpu: bool) -> None:
+    """Only FSDP2 shards gradients and parameters: another framework's plan would be run unsharded, without a word."""
+    s = run.plan.structure
+    if s.sharding in ("zero2", "zero3") and s.framework != "fsdp2":
+        raise SpecError(
+            f"{s.framework} with {s.sharding}: PyTorch's own engine shards gradients and parameters with FSDP2 only",
+            "strategy.framework",
+            "strategy.framework = fsdp2" + (", or --engine deepspeed" if s.framework == "deepspeed" else ""),
+        )
+
+
+def trainer(run: Run, settings: Settings, ranks: Ranks, folder: Path | None) -> Trainer:
+    from ..step import Trainer
+
+    return Trainer(run, settings, ranks)
+
+
+ENGINE = Engine(
+    name="native",
+    title="PyTorch",
+    check=check,
+    trainer=trainer,
+    frameworks=("fsdp2", "fsdp1", "ddp", "megatron"),
+    aliases=("pytorch", "torch"),
+)
