@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ..cost.flops import model_flops
 from ..resolve import Run, resolve
 from ..spec.run import validate
+from .adopt import maker_of
 from .checkpoint import Checkpoints
 from .data.batches import batches_of
 from .data.tokens import open_tokens
@@ -47,7 +48,7 @@ def process_group(machine: Machine, rank: int, attempt: int, timeout_s: float) -
         dist.destroy_process_group()
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe(run: Run, module: str = "") -> dict[str, Any]:
     """What a checkpoint says about its run; ``model`` and ``optimizer`` must be the same to load it, the rest is told."""
     m = run.model
     model = {
@@ -58,6 +59,8 @@ def describe(run: Run) -> dict[str, Any]:
         "kv_heads": m.kv_heads,
         "vocabulary": m.vocab,
     }
+    if module:
+        model["module"] = module
     plan = {k: v for k, v in vars(run.plan).items() if k != "structure"}
     return {
         "model": model | {"experts": m.experts, "tied": m.tied},
@@ -90,15 +93,17 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
         tokens = open_tokens(document["tokens"], run.model.vocab)
         replica, replicas = ranks.replica
         batches = batches_of(tokens, run.job, run.model.vocab, seed=settings.seed, rank=replica, size=replicas)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, describe(run), keep=settings.keep, group=saving)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, describe(run, settings.model_from), keep=settings.keep, group=saving)
         checkpoints.clean()
-        trainer = Trainer(run, settings, ranks)
+        trainer = Trainer(run, settings, ranks, maker_of(settings.model_from) if settings.model_from else None)
         loop = Loop(trainer, batches, checkpoints, settings, metrics, Agreement(control), stop, watch)
         loop.flops_per_step = model_flops(run.model, run.job)
         loop.peak_flops = peak_of(run, machine)
         if settings.resume:
             loop.resume(document.get("checkpoint"))
         metrics.tell("start", step=trainer.steps, steps=settings.steps, attempt=attempt, ranks=run.plan.gpus, device=machine.kind)
+        for note in trainer.notes:
+            metrics.tell("warning", step=trainer.steps, message=note)
         with profiler(folder / "traces" / f"rank-{rank:05d}.json", settings.profile) as around:
             yield lambda: loop.run(memory=lambda: memory_of(trainer), around=around)
         watch.stop()

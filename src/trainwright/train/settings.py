@@ -42,6 +42,8 @@ class Settings:
     log_every: int = option(1, "steps between lines of metrics", 1, 10**9)
     timeout_s: float = option(600.0, "longest time that a collective may take", 1, 10**6)
     spike: float = option(0.0, "stop where a loss exceeds the mean of the last 20 by this factor; 0 = never", 0, 1e6)
+    model_from: str = option("", "package.module:function that returns an nn.Module to train in place of the plan's own")
+    compile: str = option("auto", "torch.compile of every block: auto (as the plan says, on a GPU), off, or a backend such as inductor")
     profile: bool = option(False, "write a trace of two steps with the predicted timeline beside it")
     tensorboard: bool = option(False, "write TensorBoard's files too")
     device: str = option("auto", "auto, cpu or cuda")

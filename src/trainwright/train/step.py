@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
-from . import context, state, weights
+from . import adopt, compiled, context, losses, state, weights
 from . import optimizer as optimizers
 from .data.batches import Batch
+from .data.samples import IGNORED
 from .decoder import Decoder, build
 from .mesh import Ranks
 from .modules import Router
@@ -29,7 +29,6 @@ from .pipeline import Pipeline
 from .reduce import sum_gradients
 from .settings import Settings
 
-IGNORED = -100
 GROWTH_STEPS = 2000  # steps without overflow until the loss scale doubles
 
 
@@ -45,16 +44,16 @@ class StepResult:
     seconds: float
 
 
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross-entropy over target tokens, in fp32."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-
-
 class Trainer:
-    """A model, laid out; `step` runs one batch of this replica's sequences."""
+    """A model, laid out; `step` runs one batch of this replica's sequences.
 
-    def __init__(self, run: Run, settings: Settings, ranks: Ranks) -> None:
+    The model is the plan's own, or what `model()` returns (see `adopt`). `notes`: what was chosen otherwise than asked, a sentence each.
+    """
+
+    def __init__(self, run: Run, settings: Settings, ranks: Ranks, model: adopt.Maker | None = None) -> None:
         self.run, self.settings, self.ranks = run, settings, ranks
+        self.model, self.notes = model, list[str]()
+        losses.check(run)
         self.steps = 0
         self.low = DTYPES.get(run.job.precision)
         if self.low is None:
@@ -65,17 +64,25 @@ class Trainer:
         named = [(n, p) for part in self.parts for n, p in part.named_parameters() if p.requires_grad]
         self.named = [(n.replace("_checkpoint_wrapped_module.", ""), p) for n, p in named]
         if settings.init:
+            adopt.refuse_files(model)
             weights.load(run.model, Path(settings.init), self.named)
         masters = run.job.master_weights == "fp32" and parameter_dtype(run) != torch.float32
         self.masters = optimizers.Masters(self.named) if masters else None
-        self.optimizer = optimizers.make(run, self.masters.named if self.masters else self.named, settings, ranks)
+        self.optimizer = optimizers.make(run, self.masters.named if self.masters else self.named, settings, ranks, self.notes)
 
-    parts: list[Decoder]
+    parts: list[Decoder | adopt.Adopted]
     calls: list[nn.Module]
 
     def _build(self) -> None:
         """`parts`: the pieces of the model that this rank holds; `calls`: what to call for each."""
-        self.pipeline = Pipeline(self.run, self.ranks, self.settings.seed) if self.ranks.size("pp") > 1 else None
+        backend = compiled.backend_of(self.run, self.settings, self.ranks.machine)
+        self.pipeline = None
+        if self.model is not None:
+            own = adopt.Adopted(self.model, self.run, self.settings.seed)
+            self.parts, self.calls = [own], [adopt.apply(own, self.run, self.ranks, backend)]
+            return
+        if self.ranks.size("pp") > 1:
+            self.pipeline = Pipeline(self.run, self.ranks, self.settings.seed, backend)
         if self.pipeline is not None:
             self.parts = [s.part for s in self.pipeline.stages.values()]
             self.calls = [s.call for s in self.pipeline.stages.values()]
@@ -83,7 +90,7 @@ class Trainer:
         with torch.device("meta"):
             part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
         self.parts = [part]
-        self.calls = [apply(part, self.run, self.ranks, self.settings.seed)]
+        self.calls = [apply(part, self.run, self.ranks, self.settings.seed, backend)]
 
     # one step
 
@@ -150,15 +157,17 @@ class Trainer:
                     part.set_requires_gradient_sync(last or not no_sync)
                 for setting in self._contexts():
                     around.enter_context(setting)
-                loss = loss_of(call(piece.tokens, piece.positions, piece.documents), piece.labels)
+                given = (piece.labels,) if part.loss is not None else ()
+                out = call(piece.tokens, piece.positions, piece.documents, *given)
+                loss = out if part.loss is not None else losses.loss_of(out, piece.labels)
                 total += _plain(loss.detach())
                 (loss * factor).backward()
         if not isinstance(call, nn.parallel.DistributedDataParallel):
             sum_gradients(self.parts, self.ranks)
         return total
 
-    def _pipeline_loss(self, logits: torch.Tensor, labels: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        loss = loss_of(logits, labels)
+    def _pipeline_loss(self, out: torch.Tensor, labels: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = losses.loss_of(out, labels) if out.dim() else out
         return loss * factor, _plain(loss.detach())
 
     def _contexts(self) -> Iterator[Any]:
