@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
         batches = batches_of(tokens, run.job, run.model.vocab, seed=settings.seed, rank=replica, size=replicas)
         checkpoints = Checkpoints(folder / CHECKPOINTS, describe(run, settings.model_from), keep=settings.keep, group=saving)
         checkpoints.clean()
+        if settings.resume and checkpoints.any():
+            settings = replace(settings, init="")  # its weights are past
         trainer = Trainer(run, settings, ranks, maker_of(settings.model_from) if settings.model_from else None)
         loop = Loop(trainer, batches, checkpoints, settings, metrics, Agreement(control), stop, watch)
         loop.flops_per_step = model_flops(run.model, run.job)

@@ -36,6 +36,7 @@ class Settings:
     tokenizer: str = option("", "a tokenizer.json; empty: bytes")
     output: str = option("runs/run", "folder of checkpoints and metrics")
     init: str = option("", "a folder of safetensors in Hugging Face's layout to begin with")
+    export: str = option("", "a folder that gets the trained model in Hugging Face's layout at the end")
     save_every: int = option(0, "steps between checkpoints; 0 = only at the end", 0, 10**9)
     keep: int = option(3, "checkpoints that are kept", 1, 10**6)
     resume: bool = option(True, "go on from the last whole checkpoint in the output folder")
