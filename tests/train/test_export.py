@@ -66,7 +66,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert said(capsys, "export", "run", "-o", "again") == (0, "again: 114,752 parameters, 448 KiB, of step 1\n")
+    assert said(capsys, "export", "run", "-o", "again") == (0, "again: 106,944 parameters, 418 KiB, of step 1\n")
     assert said(capsys, "export", "run", "-o", "again") == (2, "trainwright: again: holds a model already\n")
     assert said(capsys, "export", "nowhere", "-o", "x") == (2, "trainwright: nowhere: there is no such folder\n")
     assert said(capsys, "export", "theirs", "-o", "x") == (2, "trainwright: theirs: holds no checkpoint\n")
@@ -75,14 +75,14 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert not (folder / "x").exists()
 
 
-def test_a_damaged_checkpoint_and_one_of_another_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = checkpoint_of(folder / "run")
     file = checkpoint / "rank-00001.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
     try:
         status, line = said(capsys, "export", str(folder / "run"), "-o", str(folder / "cut"))
-        assert (status, "rank-00001.safetensors" in line, line.count("\n")) == (1, True, 1)
+        assert (status, "rank-00001.safetensors" in line, line.count("\n")) == (2, True, 1)
     finally:
         file.write_bytes(whole)
 
@@ -147,7 +147,7 @@ def test_a_module_of_ones_own_trains_resumes_and_is_exported_under_its_names(fol
     own.Llama().load_state_dict(load_file(folder / "mine-out" / weights.SINGLE))
     status, _, err = ended(train(folder, "--resume", "mine", "--steps", "2", "--model-from", "own:Split"))
     assert status == 2, err
-    assert "is a checkpoint of another model: module 'own:Llama' there, 'own:Split' here" in err.replace("\n", " ")
+    assert "is a checkpoint of another model: module own:Llama there, own:Split here" in err.replace("\n", " ")
 
 
 def byte_data(folder: Path) -> Path:

@@ -142,8 +142,8 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     own = getattr(module, "blocks", None)
     if own is not None:
         return list(own() if callable(own) and not isinstance(own, nn.Module) else own)
-    lists: list[Any] = [m for m in module.modules() if isinstance(m, nn.ModuleList)]
-    return list(max(lists, key=lambda found: len(found))) if lists else []
+    lists = [list(m) for m in module.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def apply(own: Adopted, run: Run, ranks: Ranks, backend: str | None) -> nn.Module:

@@ -183,7 +183,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks, extra: Seque
             found += [(names[i], g.device_mesh.get_group(i)) for i, place in enumerate(g.placements) if not place.is_replicate()]
         key = ", ".join(name for name, _ in found)
         groups[key] = [group for _, group in found]
-        square = local(g).float().square().sum().to(device)
+        square = torch.linalg.vector_norm(local(g), dtype=torch.float32).square().to(device)
         sums[key] = sums[key] + square if key in sums else square
     total = torch.zeros((), device=device)
     for key in sorted(sums):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,14 +99,15 @@ class Trainer:
         self._balance_experts()
         batch = context.cut(batch.to(self.ranks.machine.device, pin=self.ranks.machine.pinned), self.run, self.ranks)
         rate = self._set_rate()
-        targets = self._targets(batch)
-        loss = self._forward_backward(batch, self.scale * self.ranks.data.size() / max(targets, 1))
+        count, counted = self._count(batch)
+        loss = self._forward_backward(batch, lambda: self._factor(count, counted))
         total = loss.detach()
         dist.all_reduce(total, group=self.ranks.data.get_group())
         if self.pipeline is not None:
             dist.all_reduce(total, group=self.ranks.group("pp"))
         norm, skipped = self._update()
         self.steps += 1
+        targets = int(count)
         mean = float(total) / max(targets, 1)
         return StepResult(mean, norm, targets, rate, skipped, time.perf_counter() - started)
 
@@ -125,11 +126,15 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def _targets(self, batch: Batch) -> int:
-        """Target tokens of the whole step: what the loss is a mean over, whoever has more of them."""
+    def _count(self, batch: Batch) -> tuple[torch.Tensor, dist.Work]:
+        """Target tokens of the whole step, which the loss is a mean over, whoever has more of them; summed while the first forward pass runs."""
         count = (batch.labels != IGNORED).sum()
-        dist.all_reduce(count, group=self.ranks.data.get_group())
-        return int(count)
+        return count, dist.all_reduce(count, group=self.ranks.data.get_group(), async_op=True)
+
+    def _factor(self, count: torch.Tensor, counted: dist.Work) -> torch.Tensor:
+        """What a rank's summed loss is multiplied by before backward. A tensor: the host waits for no device."""
+        counted.wait()
+        return self.scale * self.ranks.data.size() / count.clamp(min=1)
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         size = self.run.plan.micro_batch_size
@@ -138,8 +143,8 @@ class Trainer:
         found = [Batch(*(cut(t, i) for t in (batch.tokens, batch.labels, batch.positions, batch.documents))) for i in range(0, rows, size)]
         return found
 
-    def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
-        """Gradients of `factor` x the summed loss of all micro-batches; returns this rank's summed loss."""
+    def _forward_backward(self, batch: Batch, factor: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Gradients of `factor()` x the summed loss of all micro-batches; returns this rank's summed loss."""
         if self.pipeline is not None:
             with contextlib.ExitStack() as around:
                 for setting in self._contexts():
@@ -161,14 +166,16 @@ class Trainer:
                 out = call(piece.tokens, piece.positions, piece.documents, *given)
                 loss = out if part.loss is not None else losses.loss_of(out, piece.labels)
                 total += _plain(loss.detach())
-                (loss * factor).backward()
+                scaled(loss, factor()).backward()
         if not isinstance(call, nn.parallel.DistributedDataParallel):
             sum_gradients(self.parts, self.ranks)
         return total
 
-    def _pipeline_loss(self, out: torch.Tensor, labels: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pipeline_loss(
+        self, out: torch.Tensor, labels: torch.Tensor, factor: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         loss = losses.loss_of(out, labels) if out.dim() else out
-        return loss * factor, _plain(loss.detach())
+        return scaled(loss, factor()), _plain(loss.detach())
 
     def _contexts(self) -> Iterator[Any]:
         if self.run.job.loss == "vocab-parallel" and self.ranks.size("tp") > 1:
@@ -228,6 +235,10 @@ class Trainer:
 
     def progress(self) -> dict[str, Any]:
         return {"steps": self.steps, "scale": self.scale, "good": self.good}
+
+
+def scaled(loss: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return loss * (float(factor) if isinstance(loss, DTensor) else factor)  # DTensor takes no plain tensors beside it
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

@@ -90,9 +90,9 @@ class Folder:
             raise SpecError(f"{folder} has neither {SINGLE} nor {INDEX}", "init")
         try:
             files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [SINGLE]
-            self.handles = [self._open(file) for file in files]
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise SpecError(f"{index} cannot be read: {one_line(error, 200)}", "init") from error
+        self.handles = [self._open(str(file)) for file in files]
         self.found = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
 
     def _open(self, file: str) -> Any:
