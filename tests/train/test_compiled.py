@@ -12,7 +12,7 @@ from alike import LOSS, Ranks, size_of
 from layouts import CPU, run_of
 
 from trainwright.errors import SpecError
-from trainwright.train.compiled import backend_of
+from trainwright.train.compiled import backend_of, notes
 from trainwright.train.device import Machine
 from trainwright.train.settings import Settings
 
@@ -41,6 +41,13 @@ def test_auto_compiles_where_the_plan_says_so_and_there_is_a_gpu() -> None:
     assert backend_of(run_of("llama", {}), Settings(), gpu) is None
     assert backend_of(run_of("llama", {}), Settings(compile="inductor"), CPU) == "inductor"
     assert backend_of(plan, Settings(compile="off"), gpu) is None
+    assert notes(plan, Settings(), None) == ["the plan's compile is left out on a CPU; --compile inductor asks for it"]
+    assert (
+        notes(plan, Settings(compile="off"), None)
+        == notes(plan, Settings(), "inductor")
+        == notes(run_of("llama", {}), Settings(), None)
+        == []
+    )
 
 
 @pytest.mark.parametrize(

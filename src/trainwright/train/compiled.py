@@ -34,6 +34,12 @@ def backend_of(run: Run, settings: Settings, machine: Machine) -> str | None:
     return wanted
 
 
+def notes(run: Run, settings: Settings, backend: str | None) -> list[str]:
+    """What a person is told who planned to compile and does not."""
+    left_out = run.plan.structure.compile and backend is None and settings.compile == AUTO
+    return ["the plan's compile is left out on a CPU; --compile inductor asks for it"] if left_out else []
+
+
 def _check(run: Run) -> None:
     plan, s = run.plan, run.plan.structure
     for axis in ("tp", "cp", "ep"):

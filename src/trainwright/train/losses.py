@@ -42,7 +42,9 @@ def of_plan(run: Run) -> HeadLoss | None:
 
 
 def check(run: Run) -> None:
-    """Raises `SpecError` for a loss that the layout cannot run."""
+    """Raises `SpecError` for a loss that the layout, or this PyTorch, cannot run."""
+    if run.job.loss == "fused" and not hasattr(nn, "LinearCrossEntropyOptions"):
+        raise SpecError(f"PyTorch {torch.__version__} has no fused projection and loss", "training.loss", ["chunked"])
     if run.job.loss == "fused" and run.plan.tp > 1:
         raise SpecError(
             "the fused loss needs the whole output projection, which tensor parallelism splits",

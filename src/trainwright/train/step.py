@@ -76,6 +76,7 @@ class Trainer:
     def _build(self) -> None:
         """`parts`: the pieces of the model that this rank holds; `calls`: what to call for each."""
         backend = compiled.backend_of(self.run, self.settings, self.ranks.machine)
+        self.notes += compiled.notes(self.run, self.settings, backend)
         self.pipeline = None
         if self.model is not None:
             own = adopt.Adopted(self.model, self.run, self.settings.seed)
