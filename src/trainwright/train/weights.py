@@ -25,6 +25,7 @@ from ..spec.model import ModelSpec
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # transformers' own limit
+TABLES = ("wte.weight", "embed_tokens.weight", "lm_head.weight")  # a row a token
 GPT_PRODUCTS = {"attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 MIXTRAL_EXPERTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 ARCHITECTURES = {
@@ -133,7 +134,7 @@ def load(model: ModelSpec, folder: Path, named: Iterable[tuple[str, torch.Tensor
     for name, p in named:
         place = place_of(model, name)
         whole = read(place, get).to(p.dtype)
-        if whole.dim() == p.dim() == 2 and p.shape[0] == model.vocab != whole.shape[0] and whole.shape[1] == p.shape[1]:
+        if place.names[0].endswith(TABLES) and whole.shape[1:] == p.shape[1:] and whole.shape != p.shape:
             raise SpecError(f"{folder} has a vocabulary of {whole.shape[0]:,}, the model of {model.vocab:,}", "init")
         if whole.shape != p.shape:
             raise SpecError(f"{place.names[0]} is {tuple(whole.shape)} in {folder}, {tuple(p.shape)} in the model", "init")
