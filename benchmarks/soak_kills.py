@@ -142,7 +142,8 @@ def soak(folder: Path, kills: int, seed: int = 0, say=lambda line: None, others:
         if saving:
             until(lambda: being_written(run), 60.0, 0.0005)
             time.sleep(chance.random() * 0.01)
-        else:
+        else:  # after a new checkpoint, or a busy machine would be killed before it has ever saved
+            until(lambda n=written: latest(run) > n, 120.0)
             time.sleep(chance.random() * 1.0)
         if being_written(run):
             report.half_written += 1

@@ -86,3 +86,13 @@ def overflow(strategy: dict[str, Any], training: dict[str, Any]) -> dict[str, An
     same = all(torch.equal(whole(a), whole(p)) for a, (_, p) in zip(before, made.named))
     scale, made.scale = made.scale, 1024.0
     return {"skipped": [first.skipped, made.step(batch(1, *ranks.replica)).skipped], "same": same, "scale": scale}
+
+
+def compiled(model: str, strategy: dict[str, Any], backend: str) -> dict[str, Any]:
+    """Losses with compiled blocks, and how many graphs the compiler made of this rank's four layers."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    found = train(model, strategy, compile=backend)
+    return {"loss": found["loss"], "graphs": counters["stats"]["unique_graphs"]}

@@ -24,7 +24,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-STARTUP_S = 90.0
+STARTUP_S = 240.0  # a machine may be shared
 COLLECTIVE_S = 30.0  # what a lone rank waits for its neighbors
 PR_SET_PDEATHSIG = 1
 

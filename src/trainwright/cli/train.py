@@ -134,6 +134,10 @@ def start(run: Run, folder: Path, settings: dict[str, Any], place: Place, *, res
     there = latest_step(folder)
     if there is not None and not resumed:
         raise SpecError(f"holds a run already (step {there})", str(folder), [resume_command(folder), "-o another folder"])
+    if chosen.export and place.node == 0:
+        from ..train.export import check_target
+
+        check_target(Path(chosen.export))
     if place.node == 0:
         write_folder(folder, run, chosen)
     environment = engine.prepare(run, chosen, lambda line: console(stderr=True).print(line, soft_wrap=True, markup=False))
@@ -148,6 +152,11 @@ def start(run: Run, folder: Path, settings: dict[str, Any], place: Place, *, res
 
         if trace := write_run_trace(folder, estimate(run.filled)):
             console(stderr=True).print(f"trace for ui.perfetto.dev: {trace}", soft_wrap=True)
+    if chosen.export and end.word == "done" and place.node == 0:
+        from ..train.export import export
+
+        export(folder, Path(chosen.export))
+        console(stderr=True).print(f"exported: {chosen.export}", soft_wrap=True)
     return tell(end, folder, view.last, json_)
 
 

@@ -19,6 +19,7 @@ from ..spec.blocks import Block, Op
 from ..spec.model import ModelSpec
 from .config import Numbers, numbers_of
 from .kernels import documents_mask
+from .losses import HeadLoss
 from .modules import ACTIVATIONS, Context, Core, Experts, LayerNorm, RMSNorm, Router, rotate
 
 INITIAL_STD = 0.02
@@ -87,11 +88,13 @@ class Table(nn.Module):
     def module(self, op: Op | str) -> Any:
         return self.get_submodule(self.paths[op if isinstance(op, str) else op.name])
 
-    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: Context, leave: int = 0) -> torch.Tensor:
+        """`leave`: how many of the last operations are left to the caller."""
         values: dict[str, Any] = {"x": x}
         del x
         entered: dict[str, torch.Tensor] = {}
-        for i, op in enumerate(self.ops):
+        ops = self.ops[: len(self.ops) - leave]
+        for i, op in enumerate(ops):
             if op.name in self.within:
                 continue
             self._run(op, values, entered, context)
@@ -99,7 +102,7 @@ class Table(nn.Module):
                 if self.last[name] == i and name != op.output:
                     values.pop(name, None)
                     entered.pop(name, None)
-        return values[self.ops[-1].output]
+        return values[ops[-1].output]
 
     def _run(self, op: Op, values: dict[str, Any], entered: dict[str, Any], context: Context) -> None:
         given = [values[name] for name in op.inputs if name in values]
@@ -164,7 +167,8 @@ def _rotated_key(block: Block, op: Op) -> str:
 class Decoder(nn.Module):
     """Some consecutive layers of a model, with the embedding where it is the first part and the head where it is the last.
 
-    `forward(tokens or hidden, positions, documents)` gives hidden states, or logits (batch, tokens, vocabulary) from the last part.
+    `forward(tokens or hidden, positions, documents)` gives hidden states, or logits (batch, tokens, vocabulary) from the last part; given `labels`, the last
+    part gives what its `loss` makes of them.
     """
 
     def __init__(
@@ -180,6 +184,7 @@ class Decoder(nn.Module):
         self.rotary = any(op.kind == "rope" for b in model.blocks.values() for op in b)
         self.gathers_documents: Callable[[torch.Tensor], torch.Tensor] | None = None  # context parallelism's
         self.spans: tuple[tuple[str, ...], ...] = ()  # layers that one checkpoint spans
+        self.loss: HeadLoss | None = None
         if last and model.tied:
             self.tie()
 
@@ -199,7 +204,13 @@ class Decoder(nn.Module):
             found.tables = self.numbers.tables(positions)
         return found
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None, documents: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        documents: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         context = self.context(positions, documents)
@@ -211,7 +222,11 @@ class Decoder(nn.Module):
         else:
             for layer in self.layers.values():
                 x = layer(x, context)
-        return x if self.head is None else self.head(x, context)
+        if self.head is None:
+            return x
+        if self.loss is None or labels is None:
+            return self.head(x, context)
+        return self.loss(self.head.module("lm_head"), self.head(x, context, leave=1), labels)
 
     def _run_span(self, span: tuple[str, ...], x: torch.Tensor, context: Context) -> torch.Tensor:
         for name in span:

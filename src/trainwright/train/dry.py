@@ -70,7 +70,7 @@ class Dry(Trainer):
 
     def dry_step(self, batch: Batch) -> None:
         self._set_rate()
-        self._forward_backward(batch, 1.0)
+        self._forward_backward(batch, lambda: torch.ones(()))
         self.gradients = tensor_bytes(p.grad for _, p in self.named if p.grad is not None)
         if self.masters:
             self.masters.take()

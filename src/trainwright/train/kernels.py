@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .fused import fits
+
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "sdpa-math": SDPBackend.MATH}
 
 
@@ -27,11 +29,14 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention, (batch, heads, tokens, head_dim) of each, fewer key-value heads allowed; `mask` (batch, 1, queries, keys) replaces causality."""
     groups = q.shape[1] // k.shape[1]
-    if groups > 1:
+    near = window is not None and window < q.shape[2]
+    # The flash kernel reads each key-value head for all of its queries; others, and masks, want one for each.
+    shared = groups > 1 and kind == "flash" and mask is None and not near and fits(q, v)
+    if groups > 1 and not shared:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    if window is not None and window < q.shape[2]:
-        near = window_mask(q.shape[2], window, q.device)
-        mask = near if mask is None else mask & near
+    if window is not None and near:
+        seen = window_mask(q.shape[2], window, q.device)
+        mask = seen if mask is None else mask & seen
     if kind == "eager":
         if mask is None:
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
@@ -41,4 +46,4 @@ def attend(
     if mask is not None:  # no flash kernel takes a mask; the efficient one does
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     with sdpa_kernel([BACKENDS[kind], SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import SpecError, TrainwrightError
+from ..errors import SpecError, TrainwrightError, nearest
 from ..resolve import Run
 from .data.tokens import prepare
 from .engines import engine_of
@@ -69,6 +69,8 @@ def write_folder(
         (folder / ".probe").unlink()
     except OSError as error:
         raise SpecError(f"cannot be written: {error.strerror}", str(folder)) from None
+    if settings.init and not Path(settings.init).is_dir():
+        raise SpecError("there is no such folder", "init", near_folders(Path(settings.init)))
     tokens = prepare(settings.data or "embedded", settings.tokenizer or None, run.model.vocab, folder / "data", progress=progress)
     for name, text in engine_of(run, settings).files(run, settings).items():
         write_text(folder / name, text)
@@ -82,6 +84,13 @@ def write_folder(
             "threads": threads(run.plan.gpus),
         },
     )
+
+
+def near_folders(path: Path) -> list[str]:
+    """Folders beside a path that does not exist, by likeness of name."""
+    with contextlib.suppress(OSError):
+        return nearest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
+    return []
 
 
 def cores() -> int:

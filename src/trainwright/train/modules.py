@@ -182,7 +182,8 @@ def rotate(x: torch.Tensor, head_dim: int, tables: tuple[torch.Tensor, torch.Ten
         raise SpecError("no rotary tables were made", "positions")
     cos, sin = (t.to(x.dtype) for t in tables)
     heads = x.unflatten(-1, (-1, head_dim))
-    turned = heads[..., : cos.shape[-1]]
+    whole = cos.shape[-1] == head_dim
+    turned = heads if whole else heads[..., : cos.shape[-1]]
     a, b = turned.chunk(2, dim=-1)
     out = turned * cos + torch.cat((-b, a), dim=-1) * sin
-    return (out if cos.shape[-1] == head_dim else torch.cat((out, heads[..., cos.shape[-1] :]), dim=-1)).flatten(-2)
+    return (out if whole else torch.cat((out, heads[..., cos.shape[-1] :]), dim=-1)).flatten(-2)

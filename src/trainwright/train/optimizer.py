@@ -52,8 +52,8 @@ def groups(named: Named, settings: Settings) -> list[dict[str, Any]]:
     return [{k: v for k, v in g.items() if k != "names"} for g in found.values()]
 
 
-def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.optim.Optimizer:
-    """The plan's optimizer. Raises `SpecError` for those that are only planned here."""
+def make(run: Run, named: Named, settings: Settings, ranks: Ranks, notes: list[str]) -> torch.optim.Optimizer:
+    """The plan's optimizer; what was chosen otherwise is added to `notes`. Raises `SpecError` for those that are only planned here."""
     kernel = run.job.optimizer_kernel
     fast = {"fused": kernel == "fused", "foreach": kernel == "foreach"}
     adam = {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": settings.eps, **fast}
@@ -61,6 +61,9 @@ def make(run: Run, named: Named, settings: Settings, ranks: Ranks) -> torch.opti
         if run.job.optimizer != "adamw":
             raise SpecError("ZeroRedundancyOptimizer runs here with AdamW", "strategy.sharding", ["zero2", "zero3"])
         return SplitStates(named, settings, ranks.data.get_group(), adam)
+    if kernel == "fused" and run.job.optimizer.startswith("sgd") and any(isinstance(p, DTensor) for _, p in named):
+        notes.append("PyTorch's fused SGD takes no sharded weights: foreach runs instead")
+        fast = {"fused": False, "foreach": True}
     match run.job.optimizer:
         case "adamw":
             return torch.optim.AdamW(groups(named, settings), **adam)
@@ -180,7 +183,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks, extra: Seque
             found += [(names[i], g.device_mesh.get_group(i)) for i, place in enumerate(g.placements) if not place.is_replicate()]
         key = ", ".join(name for name, _ in found)
         groups[key] = [group for _, group in found]
-        square = local(g).float().square().sum().to(device)
+        square = torch.linalg.vector_norm(local(g), dtype=torch.float32).square().to(device)
         sums[key] = sums[key] + square if key in sums else square
     total = torch.zeros((), device=device)
     for key in sorted(sums):

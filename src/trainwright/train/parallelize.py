@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from ..errors import SpecError
 from ..resolve import Run
 from ..spec.blocks import Op
-from . import context, experts
+from . import context, experts, losses
+from .compiled import compile_blocks
 from .decoder import Decoder, Table, initialize
 from .mesh import Ranks
 from .models import every_second_product
@@ -110,7 +111,7 @@ def split_over(part: Decoder, run: Run, mesh: DeviceMesh) -> None:
 # --- recomputation ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def recompute(part: Decoder, run: Run) -> None:
+def recompute(part: Any, run: Run) -> None:
     s = run.plan.structure
     names = list(part.layers)
     if s.recompute == "none":
@@ -140,7 +141,7 @@ def recompute(part: Decoder, run: Run) -> None:
 # --- data parallelism ------------------------------------------------------------------------------------------------------------------------------
 
 
-def shard(part: Decoder, run: Run, ranks: Ranks) -> None:
+def shard(part: Any, run: Run, ranks: Ranks) -> None:
     """FSDP2 (ZeRO-2: weights stay gathered from forward to backward) or, without sharding, `replicate`: one group a layer and one for the ends."""
     s = run.plan.structure
     policy = mixed_precision(run)
@@ -167,8 +168,8 @@ def shard(part: Decoder, run: Run, ranks: Ranks) -> None:
     fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
 
 
-def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
-    """A freshly built part on the meta device -> initialized, laid out as the plan says; the module to call."""
+def apply(part: Decoder, run: Run, ranks: Ranks, seed: int, backend: str | None = None) -> nn.Module:
+    """A freshly built part on the meta device -> initialized, laid out as the plan says, its blocks compiled by `backend`; the module to call."""
     device = ranks.machine.device
     part.to_empty(device=device)
     if part.head is not None and part.model.tied:
@@ -184,7 +185,16 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
         experts.apply(part, ranks.experts["ep"], run.job.moe_capacity_factor)
     elif run.job.moe_capacity_factor is not None:
         experts.limit(part, run.job.moe_capacity_factor)
+    part.loss = losses.of_plan(run)
+    if backend is not None:
+        compile_blocks(part.layers.values(), backend)
     recompute(part, run)
+    return share_data(part, run, ranks)
+
+
+def share_data(part: nn.Module, run: Run, ranks: Ranks) -> nn.Module:
+    """Data parallelism around a part that is laid out in every other way; the module to call."""
+    device = ranks.machine.device
     if run.plan.structure.framework == "fsdp2" and not (run.plan.ep > 1 and run.plan.structure.sharding == "none"):
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)

@@ -180,7 +180,7 @@ class Stage:
 class Pipeline:
     """The stages of this rank and their list. `run_step(batches, loss)` leaves the gradients of the whole step and returns this rank's summed loss."""
 
-    def __init__(self, run: Run, ranks: Ranks, seed: int) -> None:
+    def __init__(self, run: Run, ranks: Ranks, seed: int, backend: str | None = None) -> None:
         self.run, self.ranks = run, ranks
         self.table = table_of(run)
         place, me = self.table.placement, ranks.rank("pp")
@@ -200,7 +200,7 @@ class Pipeline:
                     last=index == place.stages - 1,
                     dtype=parameter_dtype(run),
                 )
-            self.stages[index] = Stage(index, part, apply(part, run, ranks, seed), splits)
+            self.stages[index] = Stage(index, part, apply(part, run, ranks, seed, backend), splits)
         self.mail = Mail(self.table, ranks)
         self._pair_copies()
 
@@ -304,7 +304,8 @@ class Pipeline:
         batch, last = self.batches[m], stage.index == self.table.placement.stages - 1
         x = batch.tokens if stage.index == 0 else self._take(("F", stage.index, m)).detach().requires_grad_()
         self._sync(stage)
-        out = stage.call(x, batch.positions, batch.documents)
+        given = (batch.labels,) if last and stage.part.loss is not None else ()
+        out = stage.call(x, batch.positions, batch.documents, *given)
         if last:
             out, reported = self.loss(out, batch.labels)
             self.total += reported

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def process_group(machine: Machine, rank: int, attempt: int, timeout_s: float) -
         dist.destroy_process_group()
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe(run: Run, module: str = "") -> dict[str, Any]:
     """What a checkpoint says about its run; ``model`` and ``optimizer`` must be the same to load it, the rest is told."""
     m = run.model
     model = {
@@ -58,6 +59,8 @@ def describe(run: Run) -> dict[str, Any]:
         "kv_heads": m.kv_heads,
         "vocabulary": m.vocab,
     }
+    if module:
+        model["module"] = module
     plan = {k: v for k, v in vars(run.plan).items() if k != "structure"}
     return {
         "model": model | {"experts": m.experts, "tied": m.tied},
@@ -90,8 +93,10 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
         tokens = open_tokens(document["tokens"], run.model.vocab)
         replica, replicas = ranks.replica
         batches = batches_of(tokens, run.job, run.model.vocab, seed=settings.seed, rank=replica, size=replicas)
-        checkpoints = Checkpoints(folder / CHECKPOINTS, describe(run), keep=settings.keep, group=saving)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, describe(run, settings.model_from), keep=settings.keep, group=saving)
         checkpoints.clean()
+        if settings.resume and checkpoints.any():
+            settings = replace(settings, init="")  # its weights are past
         trainer = engine_of(run, settings).trainer(run, settings, ranks, folder)
         loop = Loop(trainer, batches, checkpoints, settings, metrics, Agreement(control), stop, watch)
         loop.flops_per_step = model_flops(run.model, run.job)
@@ -99,6 +104,8 @@ def session(folder: Path, document: Mapping[str, Any], rank: int, attempt: int) 
         if settings.resume:
             loop.resume(document.get("checkpoint"))
         metrics.tell("start", step=trainer.steps, steps=settings.steps, attempt=attempt, ranks=run.plan.gpus, device=machine.kind)
+        for note in trainer.notes:
+            metrics.tell("warning", step=trainer.steps, message=note)
         with profiler(folder / "traces" / f"rank-{rank:05d}.json", settings.profile) as around:
             yield lambda: loop.run(memory=trainer.memory, around=around)
         watch.stop()

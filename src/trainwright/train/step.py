@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
-from . import context, state, weights
+from . import adopt, compiled, context, losses, state, weights
 from . import optimizer as optimizers
 from .data.batches import Batch
+from .data.samples import IGNORED
 from .decoder import Decoder, build
 from .mesh import Ranks
 from .metrics import memory_by_kind, tensor_bytes
@@ -30,7 +30,6 @@ from .pipeline import Pipeline
 from .reduce import sum_gradients
 from .settings import Settings
 
-IGNORED = -100
 GROWTH_STEPS = 2000  # steps without overflow until the loss scale doubles
 
 
@@ -46,16 +45,16 @@ class StepResult:
     seconds: float
 
 
-def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross-entropy over target tokens, in fp32."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-
-
 class Trainer:
-    """A model, laid out; `step` runs one batch of this replica's sequences."""
+    """A model, laid out; `step` runs one batch of this replica's sequences.
 
-    def __init__(self, run: Run, settings: Settings, ranks: Ranks) -> None:
+    The model is the plan's own, or what `model()` returns (see `adopt`). `notes`: what was chosen otherwise than asked, a sentence each.
+    """
+
+    def __init__(self, run: Run, settings: Settings, ranks: Ranks, model: adopt.Maker | None = None) -> None:
         self.run, self.settings, self.ranks = run, settings, ranks
+        self.model, self.notes = model, list[str]()
+        losses.check(run)
         self.steps = 0
         self.low = DTYPES.get(run.job.precision)
         if self.low is None:
@@ -68,14 +67,22 @@ class Trainer:
         self._load_initial()
         self._make_optimizer()
 
-    parts: list[Decoder]
+    parts: list[Decoder | adopt.Adopted]
     calls: list[nn.Module]
     masters: optimizers.Masters | None
     optimizer: torch.optim.Optimizer
 
     def _build(self) -> None:
         """`parts`: the pieces of the model that this rank holds; `calls`: what to call for each."""
-        self.pipeline = Pipeline(self.run, self.ranks, self.settings.seed) if self.ranks.size("pp") > 1 else None
+        backend = compiled.backend_of(self.run, self.settings, self.ranks.machine)
+        self.notes += compiled.notes(self.run, self.settings, backend)
+        self.pipeline = None
+        if self.model is not None:
+            own = adopt.Adopted(self.model, self.run, self.settings.seed)
+            self.parts, self.calls = [own], [adopt.apply(own, self.run, self.ranks, backend)]
+            return
+        if self.ranks.size("pp") > 1:
+            self.pipeline = Pipeline(self.run, self.ranks, self.settings.seed, backend)
         if self.pipeline is not None:
             self.parts = [s.part for s in self.pipeline.stages.values()]
             self.calls = [s.call for s in self.pipeline.stages.values()]
@@ -83,16 +90,17 @@ class Trainer:
         with torch.device("meta"):
             part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
         self.parts = [part]
-        self.calls = [apply(part, self.run, self.ranks, self.settings.seed)]
+        self.calls = [apply(part, self.run, self.ranks, self.settings.seed, backend)]
 
     def _load_initial(self) -> None:
         if self.settings.init:
+            adopt.refuse_files(self.model)
             weights.load(self.run.model, Path(self.settings.init), self.named)
 
     def _make_optimizer(self) -> None:
         masters = self.run.job.master_weights == "fp32" and parameter_dtype(self.run) != torch.float32
         self.masters = optimizers.Masters(self.named) if masters else None
-        self.optimizer = optimizers.make(self.run, self.masters.named if self.masters else self.named, self.settings, self.ranks)
+        self.optimizer = optimizers.make(self.run, self.masters.named if self.masters else self.named, self.settings, self.ranks, self.notes)
 
     # one step
 
@@ -101,14 +109,15 @@ class Trainer:
         self._balance_experts()
         batch = context.cut(batch.to(self.ranks.machine.device, pin=self.ranks.machine.pinned), self.run, self.ranks)
         rate = self._set_rate()
-        targets = self._targets(batch)
-        loss = self._forward_backward(batch, self.scale * self.ranks.data.size() / max(targets, 1))
+        count, counted = self._count(batch)
+        loss = self._forward_backward(batch, lambda: self._factor(count, counted))
         total = loss.detach()
         dist.all_reduce(total, group=self.ranks.data.get_group())
         if self.pipeline is not None:
             dist.all_reduce(total, group=self.ranks.group("pp"))
         norm, skipped = self._update()
         self.steps += 1
+        targets = int(count)
         mean = float(total) / max(targets, 1)
         return StepResult(mean, norm, targets, rate, skipped, time.perf_counter() - started)
 
@@ -127,11 +136,15 @@ class Trainer:
             group["lr"] = rate
         return rate
 
-    def _targets(self, batch: Batch) -> int:
-        """Target tokens of the whole step: what the loss is a mean over, whoever has more of them."""
+    def _count(self, batch: Batch) -> tuple[torch.Tensor, dist.Work]:
+        """Target tokens of the whole step, which the loss is a mean over, whoever has more of them; summed while the first forward pass runs."""
         count = (batch.labels != IGNORED).sum()
-        dist.all_reduce(count, group=self.ranks.data.get_group())
-        return int(count)
+        return count, dist.all_reduce(count, group=self.ranks.data.get_group(), async_op=True)
+
+    def _factor(self, count: torch.Tensor, counted: dist.Work) -> torch.Tensor:
+        """What a rank's summed loss is multiplied by before backward. A tensor: the host waits for no device."""
+        counted.wait()
+        return self.scale * self.ranks.data.size() / count.clamp(min=1)
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
         size = self.run.plan.micro_batch_size
@@ -140,8 +153,8 @@ class Trainer:
         found = [Batch(*(cut(t, i) for t in (batch.tokens, batch.labels, batch.positions, batch.documents))) for i in range(0, rows, size)]
         return found
 
-    def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
-        """Gradients of `factor` x the summed loss of all micro-batches; returns this rank's summed loss."""
+    def _forward_backward(self, batch: Batch, factor: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Gradients of `factor()` x the summed loss of all micro-batches; returns this rank's summed loss."""
         if self.pipeline is not None:
             with contextlib.ExitStack() as around:
                 for setting in self._contexts():
@@ -159,16 +172,20 @@ class Trainer:
                     part.set_requires_gradient_sync(last or not no_sync)
                 for setting in self._contexts():
                     around.enter_context(setting)
-                loss = loss_of(call(piece.tokens, piece.positions, piece.documents), piece.labels)
+                given = (piece.labels,) if part.loss is not None else ()
+                out = call(piece.tokens, piece.positions, piece.documents, *given)
+                loss = out if part.loss is not None else losses.loss_of(out, piece.labels)
                 total += _plain(loss.detach())
-                (loss * factor).backward()
+                scaled(loss, factor()).backward()
         if not isinstance(call, nn.parallel.DistributedDataParallel):
             sum_gradients(self.parts, self.ranks)
         return total
 
-    def _pipeline_loss(self, logits: torch.Tensor, labels: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        loss = loss_of(logits, labels)
-        return loss * factor, _plain(loss.detach())
+    def _pipeline_loss(
+        self, out: torch.Tensor, labels: torch.Tensor, factor: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = losses.loss_of(out, labels) if out.dim() else out
+        return scaled(loss, factor()), _plain(loss.detach())
 
     def _contexts(self) -> Iterator[Any]:
         if self.run.job.loss == "vocab-parallel" and self.ranks.size("tp") > 1:
@@ -233,6 +250,10 @@ class Trainer:
 
     def progress(self) -> dict[str, Any]:
         return {"steps": self.steps, "scale": self.scale, "good": self.good}
+
+
+def scaled(loss: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return loss * (float(factor) if isinstance(loss, DTensor) else factor)  # DTensor takes no plain tensors beside it
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

@@ -20,11 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..errors import SpecError
+from ..errors import SpecError, one_line
 from ..spec.model import ModelSpec
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # transformers' own limit
+TABLES = ("wte.weight", "embed_tokens.weight", "lm_head.weight")  # a row a token
 GPT_PRODUCTS = {"attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 MIXTRAL_EXPERTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 ARCHITECTURES = {
@@ -90,10 +91,24 @@ class Folder:
             raise SpecError(f"{folder} has neither {SINGLE} nor {INDEX}", "init")
         try:
             files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [SINGLE]
-            self.handles: list[Any] = [safe_open(str(folder / file), framework="pt") for file in files]
-        except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
-            raise SpecError(f"{folder} cannot be read: {error}", "init") from error
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise SpecError(f"{index} cannot be read: {one_line(error, 200)}", "init") from error
+        self.handles = [self._open(str(file)) for file in files]
         self.found = {name: handle for handle in self.handles for name in handle.keys()}  # noqa: SIM118
+
+    def _open(self, file: str) -> Any:
+        try:
+            return safe_open(str(self.folder / file), framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise SpecError(f"{self.folder / file} cannot be read: {one_line(error, 200)}", "init") from error
+
+    def check(self, model: ModelSpec) -> None:
+        """Raises `SpecError` where the files hold more layers than the model, whose first ones would load without a word."""
+        found = [int(m[1]) for name in self.found if (m := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.", name))]
+        if found and max(found) >= model.num_layers:
+            raise SpecError(
+                f"{self.folder} holds {max(found) + 1} layers, the model has {model.num_layers}: it is of another model", "init"
+            )
 
     def __call__(self, name: str) -> torch.Tensor:
         bare = name.split(".", 1)[1] if "." in name else name  # files of the bare model have no prefix
@@ -115,9 +130,12 @@ def read(place: Place, get: Callable[[str], torch.Tensor]) -> torch.Tensor:
 def load(model: ModelSpec, folder: Path, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Fills this rank's parameters, whatever splits them. Raises `SpecError` where the files are of another model."""
     get = Folder(folder)
+    get.check(model)
     for name, p in named:
         place = place_of(model, name)
         whole = read(place, get).to(p.dtype)
+        if place.names[0].endswith(TABLES) and whole.shape[1:] == p.shape[1:] and whole.shape != p.shape:
+            raise SpecError(f"{folder} has a vocabulary of {whole.shape[0]:,}, the model of {model.vocab:,}", "init")
         if whole.shape != p.shape:
             raise SpecError(f"{place.names[0]} is {tuple(whole.shape)} in {folder}, {tuple(p.shape)} in the model", "init")
         if isinstance(p, DTensor):

@@ -57,6 +57,10 @@ RUNS = replace(TARGET, limits=(*TARGET.limits, *MORE))
 
 def check(run: Run, settings: Settings, on_gpu: bool) -> None:
     refuse(run, RUNS)
+    if settings.model_from:
+        raise SpecError("a module of one's own runs under PyTorch's engine alone", "--model-from", "--engine native")
+    if settings.compile not in ("auto", "off"):
+        raise SpecError("DeepSpeed runs modules as they are here", "--compile", "--compile off")
     if util.find_spec("deepspeed") is None:
         raise TrainwrightError(f"DeepSpeed is not installed: {EXTRA} (torch first), or --engine native with strategy.framework=fsdp2")
 

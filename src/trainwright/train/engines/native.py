@@ -27,9 +27,10 @@ def check(run: Run, settings: Settings, on_gpu: bool) -> None:
 
 
 def trainer(run: Run, settings: Settings, ranks: Ranks, folder: Path | None) -> Trainer:
+    from ..adopt import maker_of
     from ..step import Trainer
 
-    return Trainer(run, settings, ranks)
+    return Trainer(run, settings, ranks, maker_of(settings.model_from) if settings.model_from else None)
 
 
 ENGINE = Engine(
