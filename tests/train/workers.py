@@ -103,7 +103,8 @@ def die_with_parent() -> None:
 def serve(address: str, rank: int, size: int, store: str) -> None:
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor import debug
+
+    from trainwright.train.caches import forget_world
 
     torch.set_num_threads(1)
     with Client(address, "AF_UNIX") as parent:
@@ -129,7 +130,7 @@ def serve(address: str, rank: int, size: int, store: str) -> None:
             if answer[0]:
                 gc.collect()
                 dist.destroy_process_group()
-                debug._clear_sharding_prop_cache()  # it knows this world's groups by name
+                forget_world()
             parent.send(answer)
 
 
