@@ -51,6 +51,20 @@ def test_pairs(ranks: Ranks, name: str, beside: str) -> None:
     compare(ranks, "tied-7", layout(name, 2, **BESIDE[beside]))
 
 
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2", pytest.param("fsdp2, recomputed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", KINDS)
+def test_autocast(ranks: Ranks, name: str, wrapper: str, precision: str) -> None:
+    """Against one device under autocast that runs one sequence at a time as well: the products are the same, so are their roundings.
+
+    Under FSDP2 a weight's 16-bit copy must not outlive the micro-batch it was made for, or gradients are reduced before the last of them is there.
+    """
+    training = {"precision": precision, "autocast": True}
+    framework, *more = wrapper.split(", ")
+    strategy = layout(name, 2, framework=framework, **({"recompute": "full"} if more else {}))
+    compare(ranks, "gpt-7", strategy, training, one={"framework": "ddp", "micro_batch_size": 1}, loss=1e-4, gradient=1e-7)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_experts(ranks: Ranks, name: str) -> None:

@@ -64,19 +64,19 @@ class Workers:
     def _start(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         address = f"{self.folder.name}/socket"
-        with Listener(address, "AF_UNIX", backlog=self.size) as listener:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, address, str(self.size), f"{self.folder.name}/store"],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-                stdout=sys.stderr.fileno() if hasattr(sys.__stderr__, "fileno") else None,
-                start_new_session=True,
-            )
-            listener._listener._socket.settimeout(STARTUP_S)  # type: ignore[attr-defined]
-            try:
+        try:
+            with Listener(address, "AF_UNIX", backlog=self.size) as listener:
+                self.process = subprocess.Popen(
+                    [sys.executable, __file__, address, str(self.size), f"{self.folder.name}/store"],
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+                    stdout=sys.stderr.fileno() if hasattr(sys.__stderr__, "fileno") else None,
+                    start_new_session=True,
+                )
+                listener._listener._socket.settimeout(STARTUP_S)  # type: ignore[attr-defined]
                 found = [listener.accept() for _ in range(self.size)]
-            except OSError:
-                self.stop()
-                raise RankError(f"{self.size} ranks did not start within {STARTUP_S:g} s") from None
+        except TimeoutError:
+            self.stop()  # once the listener has removed its socket from the folder that goes here
+            raise RankError(f"{self.size} ranks did not start within {STARTUP_S:g} s") from None
         numbered = {rank.recv(): rank for rank in found}
         self.ranks = [numbered[i] for i in range(self.size)]
 
@@ -103,7 +103,8 @@ def die_with_parent() -> None:
 def serve(address: str, rank: int, size: int, store: str) -> None:
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor import debug
+
+    from trainwright.train.caches import forget_world
 
     torch.set_num_threads(1)
     with Client(address, "AF_UNIX") as parent:
@@ -129,7 +130,7 @@ def serve(address: str, rank: int, size: int, store: str) -> None:
             if answer[0]:
                 gc.collect()
                 dist.destroy_process_group()
-                debug._clear_sharding_prop_cache()  # it knows this world's groups by name
+                forget_world()
             parent.send(answer)
 
 

@@ -161,7 +161,13 @@ class Owed:
         """Every plain linear layer of the part leaves its weight's gradient here."""
         for module in part.modules():
             if isinstance(module, nn.Linear) and not isinstance(module.weight, DTensor):
-                module.forward = lambda x, m=module: Deferred.apply(x, m.weight, m.bias, self, m)
+                module.forward = lambda x, m=module: Deferred.apply(autocasted(x), m.weight, m.bias, self, m)
+
+
+def autocasted(x: torch.Tensor) -> torch.Tensor:
+    """The input of a product as autocast casts it: a function of our own keeps what it is given, and W needs no more than the product's own format."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class Stage:
@@ -172,7 +178,8 @@ class Stage:
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.backwards = 0
         self.owed: Owed | None = None
-        if splits and not hasattr(part, "set_requires_gradient_sync"):
+        self.wrapped = hasattr(part, "set_requires_gradient_sync")
+        if splits and not self.wrapped:
             self.owed = Owed()
             self.owed.attach(part)
 
@@ -187,8 +194,7 @@ class Pipeline:
         self.rank = me
         self.dtype = _boundary_dtype(run)
         cuts = layers_of(run, place.stages)
-        # Under autocast I makes both gradients: made later, the weights' differed from one device by more than 16 bits explain.
-        splits = any(a.kind in ("I", "W") for a in self.table.lists[me]) and not run.job.autocast
+        splits = any(a.kind in ("I", "W") for a in self.table.lists[me])
         self.stages: dict[int, Stage] = {}
         for index in place.stages_of(me):
             with torch.device("meta"):
@@ -302,6 +308,10 @@ class Pipeline:
 
     def _forward(self, stage: Stage, m: int) -> None:
         batch, last = self.batches[m], stage.index == self.table.placement.stages - 1
+        if stage.wrapped:
+            # FSDP2 reduces a layer's gradients in a node of that layer's forward, and autograd runs later nodes first. Autocast's copy of a weight, cached
+            # since an earlier micro-batch, is an earlier node: its gradient would come after the reduction and be lost.
+            torch.clear_autocast_cache()
         x = batch.tokens if stage.index == 0 else self._take(("F", stage.index, m)).detach().requires_grad_()
         self._sync(stage)
         given = (batch.labels,) if last and stage.part.loss is not None else ()
@@ -329,7 +339,7 @@ class Pipeline:
 
     def _sync(self, stage: Stage) -> None:
         """FSDP2 reduces a stage's gradients with its last backward of the step."""
-        if hasattr(stage.part, "set_requires_gradient_sync"):
+        if stage.wrapped:
             mine = sum(int(self.table.placement.rank_of(stage.index, m)) == self.rank for m in range(self.run.plan.accumulation))
             last = stage.backwards == mine
             stage.part.set_requires_gradient_sync(last)

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import SpecError
+from .caches import forget_world
 from .models import LOW, add_adapters, add_checkpoints, build, split_over
 from .tracker import Tracker, storages
 
@@ -274,7 +274,7 @@ def world(size: int, rank: int = 0) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-        debug._clear_sharding_prop_cache()  # it knows this world's groups by name
+        forget_world()
 
 
 def two_steps(program: Program, tracker: Tracker) -> dict[str, Any]:
