@@ -52,8 +52,8 @@ def config(run: Run, options: Options) -> dict[str, Any]:
         document["deepspeed_config"] = inner
     elif s.framework in FSDP:
         document["fsdp_config"] = _fsdp(run)
-        if s.framework == "fsdp2":
-            document["parallelism_config"] = _degrees(run)
+        if s.framework == "fsdp2" and run.plan.dp_shard != run.cluster.gpus:
+            document["parallelism_config"] = _degrees(run)  # shards over every rank are FSDP2's own default
     if s.compile:
         document["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     return document

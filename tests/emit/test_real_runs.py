@@ -1,0 +1,182 @@
+"""Emitted sets run as they stand: two processes, three steps, on CPU, with the losses of one process.
+
+Each engine needs its package and says so where it is absent: pip install -c constraints.txt '.[dev,engines]'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.emit import Options, emit
+
+from .cases import run_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PROGRAMS = Path(__file__).parent / "programs"
+CHOSEN = Options(script="train.py", learning_rate=1e-2, clip=0.5, weight_decay=0.1, betas=(0.9, 0.95))
+LIMIT_S = 400
+
+
+def needs(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: nothing can be run on it")
+
+
+def tiny() -> Any:
+    """The module that the programs import, imported here."""
+    spec = importlib.util.spec_from_file_location("tiny", PROGRAMS / "tiny.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def emitted(folder: Path, target: str, program: str, strategy: dict[str, Any], **training: Any) -> dict[str, str]:
+    """The set of a plan for two GPUs in `folder`, with the user's program and what it imports; the set's files."""
+    small = tiny()
+    whole = {
+        "seq_len": small.LENGTH,
+        "global_batch_size": small.BATCH,
+        "tokens": small.STEPS * small.BATCH * small.LENGTH,
+        "precision": "fp32",
+    }
+    run = run_of(
+        {
+            "model": {"model_type": "llama", **small.CONFIG},
+            "cluster": {"gpu": "h100", "nodes": 1, "gpus_per_node": 2},
+            "training": whole | training,
+            "strategy": {"micro_batch_size": 2, **strategy},
+        }
+    )
+    files = emit(run, target, CHOSEN)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "train.py").write_text((PROGRAMS / program).read_text())
+    (folder / "tiny.py").write_text((PROGRAMS / "tiny.py").read_text())
+    chosen = {"lr": CHOSEN.learning_rate, "betas": CHOSEN.betas, "weight_decay": CHOSEN.weight_decay, "clip": CHOSEN.clip, "micro": 2}
+    (folder / "options.json").write_text(json.dumps(chosen))
+    return files
+
+
+def without_compiled_kernels(folder: Path) -> None:
+    """DeepSpeed compiles its own AdamW on first use, minutes on a CPU: torch's does the same arithmetic."""
+    path = folder / "ds_config.json"
+    document = json.loads(path.read_text())
+    document["optimizer"]["params"]["torch_adam"] = True
+    path.write_text(json.dumps(document))
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    bin_folder = str(Path(sys.executable).parent)
+    where = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return where | {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "DS_ACCELERATOR": "cpu",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def started(words: list[str], folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, which ends with the block whatever became of it."""
+    log = folder / f"log-{more.get('NODE', '0')}.txt"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment(folder, **more), stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run(folder: Path, script: str = "launch.sh") -> str:
+    """What the set's own launch script prints."""
+    with started(["bash", script], folder) as process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LIMIT_S)
+        text = (folder / "log-0.txt").read_text()
+        assert process.returncode == 0, text[-4000:]
+    return text
+
+
+def losses(text: str) -> list[float]:
+    return [float(line.split()[3]) for line in text.splitlines() if line.startswith("step ")]
+
+
+def alone(cosine: bool = False) -> list[float]:
+    return tiny().alone(CHOSEN.learning_rate, CHOSEN.betas, CHOSEN.weight_decay, CHOSEN.clip, cosine)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_deepspeed(sharding, tmp_path: Path):
+    needs("deepspeed", "transformers")
+    emitted(tmp_path, "deepspeed", "on_deepspeed.py", {"framework": "deepspeed", "sharding": sharding})
+    without_compiled_kernels(tmp_path)
+    text = run(tmp_path)
+    assert f"stage {sharding[-1]} " in text
+    assert losses(text) == pytest.approx(alone(), abs=2e-6)
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_accelerate_fsdp2(sharding, tmp_path: Path):
+    needs("accelerate", "transformers")
+    emitted(tmp_path, "accelerate", "on_accelerate.py", {"framework": "fsdp2", "sharding": sharding})
+    text = run(tmp_path)
+    assert "type FSDP model FSDPLlamaForCausalLM" in text
+    assert losses(text) == pytest.approx(alone(), abs=2e-6)
+
+
+def test_accelerate_replicas_of_shards(tmp_path: Path):
+    """The degrees that an FSDP2 plan needs beside plain shards are those of the mesh."""
+    needs("accelerate", "transformers")
+    files = emitted(tmp_path, "accelerate", "on_accelerate.py", {"framework": "fsdp2", "recompute": "full"})
+    assert "parallelism_config" not in files["accelerate_config.yaml"]
+    assert losses(run(tmp_path)) == pytest.approx(alone(), abs=2e-6)
+
+
+def test_accelerate_deepspeed(tmp_path: Path):
+    needs("accelerate", "deepspeed", "transformers")
+    emitted(tmp_path, "accelerate", "on_accelerate.py", {"framework": "deepspeed", "sharding": "zero3"})
+    without_compiled_kernels(tmp_path)
+    text = run(tmp_path)
+    assert "type DEEPSPEED model DeepSpeedEngine" in text
+    assert losses(text) == pytest.approx(alone(), abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        ({"framework": "fsdp2", "sharding": "zero3"}, "type FSDP"),
+        ({"framework": "deepspeed", "sharding": "zero2"}, "type DEEPSPEED"),
+        ({"framework": "ddp"}, "type MULTI_GPU"),
+    ],
+    ids=["fsdp2", "deepspeed", "ddp"],
+)
+def test_trainer(strategy, kind, tmp_path: Path):
+    needs("accelerate", "transformers", *(["deepspeed"] if strategy["framework"] == "deepspeed" else []))
+    emitted(tmp_path, "trainer", "on_trainer.py", strategy)
+    if strategy["framework"] == "deepspeed":
+        without_compiled_kernels(tmp_path)
+    text = run(tmp_path)
+    assert kind in text
+    assert losses(text) == pytest.approx(alone(cosine=strategy["framework"] != "deepspeed"), abs=2e-6)
