@@ -111,7 +111,8 @@ def started(words: list[str], folder: Path, **more: str) -> Iterator[subprocess.
 
 def run(folder: Path, script: str = "launch.sh") -> str:
     """What the set's own launch script prints."""
-    with started(["bash", script], folder) as process:
+    engines = "deepspeed" if (folder / "ds_config.json").exists() else ""
+    with started(["bash", script], folder, ENGINES=engines) as process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LIMIT_S)
         text = (folder / "log-0.txt").read_text()

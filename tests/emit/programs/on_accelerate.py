@@ -1,9 +1,13 @@
 """A user's own loop on Accelerate: it takes what `accelerate launch` read in the emitted YAML."""
 
+import os
+
 import tiny
 import torch
 
 tiny.accelerator_without_gpu()
+if "deepspeed" in os.environ.get("ENGINES", ""):
+    tiny.without_compiled_kernels()
 from accelerate import Accelerator  # noqa: E402
 from accelerate.utils import DummyOptim  # noqa: E402
 

@@ -9,6 +9,7 @@ import torch
 parser = argparse.ArgumentParser()
 deepspeed.add_config_arguments(parser)
 arguments = parser.parse_args()
+tiny.without_compiled_kernels()
 deepspeed.init_distributed(dist_backend="gloo")
 model = tiny.model()
 engine, *_ = deepspeed.initialize(args=arguments, model=model, model_parameters=model.parameters())

@@ -1,11 +1,14 @@
 """A user's own program on Hugging Face's Trainer: it takes the emitted arguments as they are."""
 
+import os
 import sys
 
 import tiny
 import torch
 
 tiny.accelerator_without_gpu()
+if "deepspeed" in os.environ.get("ENGINES", ""):
+    tiny.without_compiled_kernels()
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 

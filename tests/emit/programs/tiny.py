@@ -75,3 +75,10 @@ def accelerator_without_gpu() -> None:
     from accelerate.state import DistributedType, PartialState
 
     PartialState._prepare_backend = lambda *a, **k: ("gloo", DistributedType.MULTI_GPU)
+
+
+def without_compiled_kernels() -> None:
+    """DeepSpeed would compile its collectives over shared memory, minutes on a CPU: gloo does them."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
