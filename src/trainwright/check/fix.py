@@ -32,13 +32,17 @@ class Mended:
 
 def mend(document: Document, findings: Iterable[Finding], read: Read) -> Mended:
     """The file with every change that findings propose for it. Changes that touch the same key are made once."""
-    text, applied, left, done = document.text, [], [], set()
+    text = document.text
+    applied: list[Finding] = []
+    left: list[Finding] = []
+    done: set[tuple[Any, ...]] = set()
     reasons: list[str] = []
     for finding in findings:
         own = [c for c in finding.changes if c.file == document.name]
         if not own:
             continue
-        mended, made = text, set()
+        mended = text
+        made: set[tuple[Any, ...]] = set()
         try:
             for change in own:
                 line = finding.place.line if document.syntax == "shell" else None  # each command of a script has flags of its own
