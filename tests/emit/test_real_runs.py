@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,9 @@ def tiny() -> Any:
     return module
 
 
-def emitted(folder: Path, target: str, program: str, strategy: dict[str, Any], **training: Any) -> dict[str, str]:
+def emitted(
+    folder: Path, target: str, program: str, strategy: dict[str, Any], nodes: int = 1, options: Options = CHOSEN, **training: Any
+) -> dict[str, str]:
     """The set of a plan for two GPUs in `folder`, with the user's program and what it imports; the set's files."""
     small = tiny()
     whole = {
@@ -56,15 +60,16 @@ def emitted(folder: Path, target: str, program: str, strategy: dict[str, Any], *
     run = run_of(
         {
             "model": {"model_type": "llama", **small.CONFIG},
-            "cluster": {"gpu": "h100", "nodes": 1, "gpus_per_node": 2},
+            "cluster": {"gpu": "h100", "nodes": nodes, "gpus_per_node": 2 // nodes},
             "training": whole | training,
             "strategy": {"micro_batch_size": 2, **strategy},
         }
     )
-    files = emit(run, target, CHOSEN)
+    files = emit(run, target, options)
     for name, text in files.items():
         (folder / name).write_text(text)
-    (folder / "train.py").write_text((PROGRAMS / program).read_text())
+    if program:
+        (folder / "train.py").write_text((PROGRAMS / program).read_text())
     (folder / "tiny.py").write_text((PROGRAMS / "tiny.py").read_text())
     chosen = {"lr": CHOSEN.learning_rate, "betas": CHOSEN.betas, "weight_decay": CHOSEN.weight_decay, "clip": CHOSEN.clip, "micro": 2}
     (folder / "options.json").write_text(json.dumps(chosen))
@@ -181,3 +186,49 @@ def test_trainer(strategy, kind, tmp_path: Path):
     text = run(tmp_path)
     assert kind in text
     assert losses(text) == pytest.approx(alone(cosine=strategy["framework"] != "deepspeed"), abs=2e-6)
+
+
+def alone_on_script(folder: Path) -> list[float]:
+    """The losses of the FSDP2 script itself in one process: it makes its own tokens."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "train_fsdp.py", "--output", "alone"]
+    with started(words, folder, NODE="alone") as process:
+        process.wait(LIMIT_S)
+    return losses((folder / "log-alone.txt").read_text())
+
+
+def node(folder: Path, number: int, script: str) -> Any:
+    """One of two "nodes" that meet on this machine: each runs the set's script, as on nodes of a cluster."""
+    return started(["bash", script], folder, NODE=str(number), HEAD_NODE="127.0.0.1", PET_NODE_RANK=str(number))
+
+
+def test_torchrun_on_two_nodes(tmp_path: Path):
+    """Two agents of one process each meet at HEAD_NODE and train as one process does."""
+    needs("transformers")
+    emitted(tmp_path, "torchrun", "", {"framework": "fsdp2"}, nodes=2)
+    with node(tmp_path, 0, "launch.sh") as first, node(tmp_path, 1, "launch.sh") as second:
+        first.wait(LIMIT_S)
+        second.wait(60)
+        text = "".join((tmp_path / f"log-{i}.txt").read_text() for i in (0, 1))
+    assert (first.returncode, second.returncode) == (0, 0), text[-3000:]
+    assert losses(text) == pytest.approx(alone_on_script(tmp_path), abs=2e-6)
+
+
+def test_torchrun_elastic_goes_on_with_one_node_when_the_other_is_gone(tmp_path: Path):
+    """The second "node" is killed after a checkpoint; the first starts anew alone, from the checkpoint, and the losses stay those of one process."""
+    needs("transformers")
+    slow = replace(CHOSEN, checkpoint_steps=1)
+    files = emitted(tmp_path, "torchrun", "", {"framework": "fsdp2"}, nodes=2, options=slow, tokens=8 * 8 * 32)
+    assert "--nnodes 1:2" in files["launch_elastic.sh"]
+    reference = alone_on_script(tmp_path)
+    with node(tmp_path, 0, "launch_elastic.sh") as first, node(tmp_path, 1, "launch_elastic.sh") as second:
+        saved = tmp_path / "outputs"
+        end = time.monotonic() + LIMIT_S
+        while not list(saved.glob("step-2/.metadata")) and time.monotonic() < end and first.poll() is None:
+            time.sleep(0.05)
+        os.killpg(second.pid, signal.SIGKILL)
+        first.wait(LIMIT_S)
+        text = (tmp_path / "log-0.txt").read_text()
+    assert first.returncode == 0, text[-3000:]
+    steps = {int(line.split()[1]): float(line.split()[3]) for line in text.splitlines() if line.startswith("step ")}
+    assert max(steps) == 8
+    assert [steps[i] for i in sorted(steps)] == pytest.approx([reference[i - 1] for i in sorted(steps)], abs=2e-6)

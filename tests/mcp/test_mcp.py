@@ -89,22 +89,25 @@ def test_no_file_of_this_machine_is_read(tmp_path: Path) -> None:
 
 def test_input_is_bounded_and_wrong_input_is_one_line() -> None:
     deep: Any = {}
-    for _ in range(200):
+    for _ in range(80):
         deep = {"a": deep}
     _, *answers = ask(
         ("estimate", {"run": {**RUN, "options": deep}}),
         ("estimate", {"run": {**RUN, "model": "x" * 2_100_000}}),
         ("check", {"files": {"a.yaml": "a: " + "[" * 90_000}}),
-        ("memory", {"model": "llama-3.1-8b", "on": "8xH100", "seq_len": 10**400}),
+        ("memory", {"model": "llama-3.1-8b", "on": "8xH100", "seq_len": 10**30}),
         ("plan", {"model": "llama-3.1-8b", "on": "8xH100", "top": 10**9}),
         ("estimate", {"run": {**RUN, "cluster": 8}}),
+        ("memory", {"model": "llama-3.1-8b", "on": "8xH100", "seq_len": "long"}),
     )
     for text in (a.content[0].text for a in answers if a.is_error):
         assert "Traceback" not in text
         assert "a fault of this program" not in text
-    assert [a.is_error for a in answers] == [True, True, False, True, True, True]
+        assert len(text.splitlines()) == 1
+    assert [a.is_error for a in answers] == [True, True, False, True, True, True, True]
     assert "deep" in answers[0].content[0].text
     assert "2,000,000" in answers[1].content[0].text
+    assert "seq_len: 'long'" in answers[6].content[0].text
 
 
 def test_a_search_that_does_not_end_is_ended_and_the_next_call_is_answered() -> None:
@@ -143,6 +146,8 @@ def test_numbers_that_json_does_not_have_are_null() -> None:
 
 
 def test_a_fault_of_a_tool_is_one_line() -> None:
+    assert "on: is missing" in answer(json.dumps({"tool": "memory", "arguments": {"model": "7B"}}))["error"]
+    assert "nearest: run" in answer(json.dumps({"tool": "estimate", "arguments": {"ruin": 1}}))["error"]
     assert answer("no json")["error"].startswith("a fault of this program")
     assert "\n" not in answer(json.dumps({"tool": "estimate", "arguments": {"ruin": 1}}))["error"]
     assert depth([[[1]], {"a": {}}]) == 4

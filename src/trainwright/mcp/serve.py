@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from ..errors import SpecError
 from .tools import MAX_CHARACTERS, TOOLS, Answer
@@ -106,6 +105,17 @@ def _request(tool: str, arguments: Answer) -> bytes:
     return text.encode() + b"\n"
 
 
+def untyped(tool: Callable[..., Answer]) -> inspect.Signature:
+    """The tool's signature with the JSON schema of each parameter and no type: what is wrong with a value is said by us, in one line."""
+    from pydantic import TypeAdapter, WithJsonSchema
+
+    hints, signature = get_type_hints(tool, include_extras=True), inspect.signature(tool)
+    shown = [
+        p.replace(annotation=Annotated[Any, WithJsonSchema(TypeAdapter(hints[n]).json_schema())]) for n, p in signature.parameters.items()
+    ]
+    return signature.replace(parameters=shown, return_annotation=Answer)
+
+
 def server(limit_s: float = LIMIT_S) -> Any:
     """The server with every tool of `TOOLS`, each call at most `limit_s` seconds. Raises `SpecError` without the extra."""
     try:
@@ -127,15 +137,14 @@ def server(limit_s: float = LIMIT_S) -> Any:
     made = MCPServer("trainwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", lifespan=lifespan)
 
     def answering(tool: Callable[..., Answer]) -> Callable[..., Any]:
-        signature = inspect.signature(tool)
-
-        @functools.wraps(tool)
-        async def call(*args: Any, **kwargs: Any) -> Answer:
+        async def call(**arguments: Any) -> Answer:
             try:
-                return await workers.call(tool.__name__, dict(signature.bind(*args, **kwargs).arguments))
+                return await workers.call(tool.__name__, {k: v for k, v in arguments.items() if v is not None})
             except Refused as error:
                 raise ToolError(str(error)) from None
 
+        call.__name__, call.__doc__ = tool.__name__, tool.__doc__
+        call.__signature__ = untyped(tool)  # type: ignore[attr-defined]
         return call
 
     for tool in TOOLS:

@@ -5,16 +5,20 @@ python -m trainwright.mcp.worker     # {"tool": "memory", "arguments": {...}} ->
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, get_type_hints
 
-from ..errors import TrainwrightError, one_line
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import SpecError, TrainwrightError, nearest, one_line
 
 READY = "ready"
 DEEPEST = 60  # nested tables of the arguments; a run spec has four
@@ -38,6 +42,24 @@ def depth(value: Any) -> int:
     return deepest
 
 
+def checked(tool: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments in the types of the tool's parameters. Raises `SpecError` for the first that is wrong, missing or unknown."""
+    known, hints = inspect.signature(tool).parameters, get_type_hints(tool, include_extras=True)
+    found = {}
+    for name, value in arguments.items():
+        if name not in known:
+            raise SpecError(f"unknown argument {name[:60]!r}", tool.__name__, nearest(name, known) or list(known))
+        try:
+            found[name] = TypeAdapter(hints[name]).validate_python(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise SpecError(f"{one_line(repr(value), 60)}: {one_line(first['msg'], 120)}", name) from None
+    for name, parameter in known.items():
+        if name not in found and parameter.default is inspect.Parameter.empty:
+            raise SpecError("is missing", f"{tool.__name__}: {name}")
+    return found
+
+
 def answer(line: str) -> dict[str, Any]:
     """What one request gets. Never raises: a mistake of the caller and one of this program are both one line."""
     from .tools import TOOLS
@@ -45,7 +67,7 @@ def answer(line: str) -> dict[str, Any]:
     try:
         request = json.loads(line)
         tool = {t.__name__: t for t in TOOLS}[request["tool"]]
-        found = finite(tool(**request["arguments"]))
+        found = finite(tool(**checked(tool, request["arguments"])))
         json.dumps(found, allow_nan=False)
         return {"answer": found}
     except TrainwrightError as error:
