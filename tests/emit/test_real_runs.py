@@ -1,6 +1,6 @@
 """Emitted sets run as they stand: two processes, three steps, on CPU, with the losses of one process.
 
-Each engine needs its package and says so where it is absent: pip install -c constraints.txt '.[dev,engines]'
+Each engine needs its package and says so where it is absent: pip install -c constraints.txt '.[dev,engines]' && pytest -m slow tests/emit/test_real_runs.py
 """
 
 from __future__ import annotations

@@ -9,58 +9,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from . import syntax
 from .document import Document
 from .findings import Change, Finding
-from .syntax.shell_parser import Parser
 from .syntax.shell_run import Script
-from .syntax.shell_tree import Heredoc, Node, Word
-from .syntax.source import Lines
+from .syntax.shell_words import Token, tokens_of
 
 Edits = Callable[[Document, Change], Iterable[str]]  # texts that may be the file with the change in it
 VARIABLE = re.compile(r"""^["']?\$\{?([A-Za-z_]\w*)\}?["']?$""")
-
-
-@dataclass(frozen=True)
-class Token:
-    """A word of the text: its offsets, and the line it begins on."""
-
-    start: int
-    end: int
-    line: int
-    raw: str
-
-    @property
-    def plain(self) -> str:
-        return self.raw.strip("\"'")
-
-
-@dataclass
-class _Spans(Parser):
-    """The parser of scripts, which also notes where each word and the end of each command stand."""
-
-    tokens: list[Token] = field(default_factory=list)
-    ends: list[tuple[int, int]] = field(default_factory=list)  # first and last offset of a command's words
-
-    def word(self) -> Word:
-        start, found = self.at, super().word()
-        if self.at > start:
-            self.tokens.append(Token(start, self.at, self.line(start), self.text[start : self.at]))
-        return found
-
-    def redirect(self, heredocs: list[Heredoc]) -> Word | None:
-        before, found = len(self.tokens), super().redirect(heredocs)
-        del self.tokens[before:]
-        return found
-
-    def simple(self) -> Node:
-        before, found = len(self.tokens), super().simple()
-        if len(self.tokens) > before:
-            self.ends.append((self.tokens[before].start, self.tokens[-1].end))
-        return found
 
 
 class Refused(Exception):
@@ -158,23 +117,6 @@ def _as_read(value: Any, before: Any) -> Any:
 def _words(value: Any, before: Any) -> str:
     found = _as_read(value, before)
     return " ".join(shlex.quote(w) for w in ([found] if isinstance(found, str) else found))
-
-
-Groups = list[list[Token]]
-
-
-def tokens_of(text: str) -> tuple[Groups, list[tuple[int, int]]]:
-    """The script's words in their order, then, a list for each, those inside a quoted text; and where each command's words begin and end."""
-    lines = Lines(text)
-    parser = _Spans(text, lines.at)
-    parser.script()
-    groups: Groups = [sorted(parser.tokens, key=lambda t: (t.start, t.end))]
-    for token in parser.tokens:
-        if token.raw[:1] in "\"'" and re.search(r"\s", token.raw):
-            at = token.start + 1
-            inner = re.finditer(r"""(?:[^\s"'\\]|\\[^\n])+|"(?:[^"\\]|\\.)*"|'[^']*'""", token.raw[1:-1])
-            groups.append([Token(at + m.start(), at + m.end(), lines.at(at + m.start()), m.group()) for m in inner])
-    return groups, parser.ends
 
 
 def _command(text: str, documents: Sequence[Document], part: Document, change: Change) -> Iterator[str]:

@@ -72,7 +72,7 @@ class Workers:
         import anyio
         from anyio.streams.buffered import BufferedByteReceiveStream
 
-        words = [sys.executable, "-m", "trainwright.mcp.worker"]
+        words = [sys.executable, "-c", "from trainwright.mcp.worker import main; main()"]
         worker: Any = await anyio.open_process(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
         worker.answers = BufferedByteReceiveStream(worker.stdout)
         try:

@@ -104,7 +104,3 @@ def main() -> None:
     answers.write(json.dumps(READY) + "\n")
     answers.flush()
     serve(sys.stdin, answers)
-
-
-if __name__ == "__main__":
-    main()

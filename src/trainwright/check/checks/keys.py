@@ -122,8 +122,14 @@ def _unread(view: View) -> Iterator[Finding]:
         )
 
 
+# Formats whose keys stand in the files of another: a Trainer's program may be TRL's, and LLaMA-Factory takes the Trainer's arguments.
+TOGETHER: Mapping[str, tuple[str, ...]] = {"trainer": ("trl",), "trl": ("trainer",), "llama_factory": ("trainer",), "hyperpod": ("nemo",)}
+
+
 def _known(view: View) -> frozenset[str]:
-    return frozenset(plain(k) for names in keys_of(view.format).tables.values() for k in names) | vocabulary().get(view.format, frozenset())
+    names = (view.format, *TOGETHER.get(view.format, ()))
+    listed = frozenset(plain(k) for name in names for keys in keys_of(name).tables.values() for k in keys)
+    return listed.union(*(vocabulary().get(name, frozenset()) for name in names))
 
 
 def _near_misses(view: View) -> Iterator[Finding]:
@@ -131,7 +137,7 @@ def _near_misses(view: View) -> Iterator[Finding]:
     known = _known(view)
     if not known or (view.format == "megatron" and _fork(view) and view.document.syntax != "shell"):
         return
-    paths = set(view.reading.unknown)
+    paths = set(view.reading.unknown) if view.format in CLOSED else set()  # those have been named already
     for key in _keys(view):
         name = plain(key.path[-1])
         if len(name) < 10 or name in known or key.path in paths or not name.replace("_", "").isalnum():
