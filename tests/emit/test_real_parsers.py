@@ -27,7 +27,9 @@ from trainwright.resolve import Run
 from .cases import documents, legal, run_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-ACCEPTED = int(os.environ.get("TRAINWRIGHT_ACCEPTED", "15"))  # plans that each parser must have accepted; a third to all of those drawn are legal
+ACCEPTED = int(
+    os.environ.get("TRAINWRIGHT_ACCEPTED", "15")
+)  # plans that each parser must have accepted; a third to all of those drawn are legal
 SHARDINGS = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
 

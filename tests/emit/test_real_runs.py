@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -188,6 +189,13 @@ def test_trainer(strategy, kind, tmp_path: Path):
     assert losses(text) == pytest.approx(alone(cosine=strategy["framework"] != "deepspeed"), abs=2e-6)
 
 
+def meeting() -> Options:
+    """The options of several nodes, with a port that nothing else on this machine listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return replace(CHOSEN, port=probe.getsockname()[1])
+
+
 def alone_on_script(folder: Path) -> list[float]:
     """The losses of the FSDP2 script itself in one process: it makes its own tokens."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "train_fsdp.py", "--output", "alone"]
@@ -198,13 +206,13 @@ def alone_on_script(folder: Path) -> list[float]:
 
 def node(folder: Path, number: int, script: str) -> Any:
     """One of two "nodes" that meet on this machine: each runs the set's script, as on nodes of a cluster."""
-    return started(["bash", script], folder, NODE=str(number), HEAD_NODE="127.0.0.1", PET_NODE_RANK=str(number))
+    return started(["bash", script], folder, NODE=str(number), HEAD_NODE="127.0.0.1")
 
 
 def test_torchrun_on_two_nodes(tmp_path: Path):
     """Two agents of one process each meet at HEAD_NODE and train as one process does."""
     needs("transformers")
-    emitted(tmp_path, "torchrun", "", {"framework": "fsdp2"}, nodes=2)
+    emitted(tmp_path, "torchrun", "", {"framework": "fsdp2"}, nodes=2, options=meeting())
     with node(tmp_path, 0, "launch.sh") as first, node(tmp_path, 1, "launch.sh") as second:
         first.wait(LIMIT_S)
         second.wait(60)
@@ -216,7 +224,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path):
 def test_torchrun_elastic_goes_on_with_one_node_when_the_other_is_gone(tmp_path: Path):
     """The second "node" is killed after a checkpoint; the first starts anew alone, from the checkpoint, and the losses stay those of one process."""
     needs("transformers")
-    slow = replace(CHOSEN, checkpoint_steps=1)
+    slow = replace(meeting(), checkpoint_steps=1)
     files = emitted(tmp_path, "torchrun", "", {"framework": "fsdp2"}, nodes=2, options=slow, tokens=8 * 8 * 32)
     assert "--nnodes 1:2" in files["launch_elastic.sh"]
     reference = alone_on_script(tmp_path)
