@@ -2,7 +2,7 @@
 
 `HABITS[engine][topic]` is one phrase; a conversion names every topic on which the two engines have different ones. Looked up: how
 transformers 5.24 (trainer.py: num_items_in_batch) and torchtitan 0.3 (trainer.py: global_valid_tokens) weigh tokens, DeepSpeed 0.19.8's loss scale, how often
-Accelerate 1.15 steps a scheduler. The rest, Megatron's and the optimizers' defaults, is the engines' documented behavior, not read again for this table.
+Accelerate 1.15 steps a scheduler, and (from losses that were compared) which parameters the Trainer, DeepSpeed and the script decay. The rest, Megatron's and the optimizers' defaults, is the engines' documented behavior, not read again for this table.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from dataclasses import dataclass
 TOKENS = "every target token of the global batch weighs alike"
 MEANS = "the mean of each micro-batch; micro-batches weigh alike, however many tokens they hold"
 OWN = "what the training program does"
+DECAY, NO_DECAY = "as every parameter, unless the program passes groups", "none"
 
 HABITS: Mapping[str, Mapping[str, str]] = {
     "trainer": {
         "loss over accumulated micro-batches": TOKENS,
         "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+        "weight decay of norms and biases": NO_DECAY,
     },
     "deepspeed": {
         "loss over accumulated micro-batches": MEANS,
         "fp16 loss scale": "dynamic from 65,536, doubled after 1,000 steps",
+        "weight decay of norms and biases": DECAY,
     },
     "megatron": {
         "loss over accumulated micro-batches": MEANS,
         "fp16 loss scale": "dynamic from 4,294,967,296, doubled after 1,000 steps",
+        "weight decay of norms and biases": NO_DECAY,
     },
     "torchtitan": {
         "loss over accumulated micro-batches": TOKENS,
@@ -34,6 +38,7 @@ HABITS: Mapping[str, Mapping[str, str]] = {
     "fsdp": {
         "loss over accumulated micro-batches": MEANS,
         "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+        "weight decay of norms and biases": DECAY,
     },
     "accelerate": {
         "loss over accumulated micro-batches": MEANS,

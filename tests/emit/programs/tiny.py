@@ -36,11 +36,16 @@ def shares(step: int, rank: int, world: int, micro: int) -> list[torch.Tensor]:
     return [sequences(step * BATCH + (i * world + rank) * micro, micro) for i in range(each)]
 
 
-def alone(lr: float, betas: tuple[float, float], weight_decay: float, clip: float, cosine: bool = False) -> list[float]:
+def alone(
+    lr: float, betas: tuple[float, float], weight_decay: float, clip: float, cosine: bool = False, decays_norms: bool = True
+) -> list[float]:
     """The losses of `STEPS` steps of one process that sees the whole batch at once."""
     torch.set_num_threads(1)
     lm = model()
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
+    norms = [] if decays_norms else [p for p in lm.parameters() if p.ndim == 1]
+    others = [p for p in lm.parameters() if decays_norms or p.ndim > 1]
+    groups = [{"params": others, "weight_decay": weight_decay}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas)
     schedule = get_cosine_schedule_with_warmup(optimizer, 0, STEPS) if cosine else None
     losses = []
     for step in range(STEPS):
