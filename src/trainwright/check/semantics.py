@@ -2,7 +2,8 @@
 
 `HABITS[engine][topic]` is one phrase; a conversion names every topic on which the two engines have different ones. Looked up: how
 transformers 5.24 (trainer.py: num_items_in_batch) and torchtitan 0.3 (trainer.py: global_valid_tokens) weigh tokens, DeepSpeed 0.19.8's loss scale, how often
-Accelerate 1.15 steps a scheduler, and (from losses that were compared) which parameters the Trainer, DeepSpeed and the script decay. The rest, Megatron's and the optimizers' defaults, is the engines' documented behavior, not read again for this table.
+Accelerate 1.15 steps a scheduler; seen in losses of real runs: which parameters the Trainer, DeepSpeed and the script decay. The rest, Megatron's and the
+optimizers' defaults, is the engines' documented behavior, not read again for this table.
 """
 
 from __future__ import annotations
