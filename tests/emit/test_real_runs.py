@@ -95,8 +95,22 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
+        "STARTED_BY": marker(folder, more.get("NODE", "0")),
         **more,
     }
+
+
+def marker(folder: Path, number: str) -> str:
+    return f"{folder}:{number}"
+
+
+def end(folder: Path, number: str) -> None:
+    """Kills everything that a script started, its workers too, which torchrun puts into sessions of their own: what a node takes with it."""
+    wanted = f"STARTED_BY={marker(folder, number)}".encode()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in place.read_bytes().split(b"\0"):
+                os.kill(int(place.parent.name), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -110,6 +124,7 @@ def started(words: list[str], folder: Path, **more: str) -> Iterator[subprocess.
         try:
             yield process
         finally:
+            end(folder, more.get("NODE", "0"))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -234,10 +249,12 @@ def test_torchrun_elastic_goes_on_with_one_node_when_the_other_is_gone(tmp_path:
         end = time.monotonic() + LIMIT_S
         while not list(saved.glob("step-2/.metadata")) and time.monotonic() < end and first.poll() is None:
             time.sleep(0.05)
-        os.killpg(second.pid, signal.SIGKILL)
+        end(tmp_path, "1")
+        second.wait(LIMIT_S)
         first.wait(LIMIT_S)
         text = (tmp_path / "log-0.txt").read_text()
     assert first.returncode == 0, text[-3000:]
     steps = {int(line.split()[1]): float(line.split()[3]) for line in text.splitlines() if line.startswith("step ")}
     assert max(steps) == 8
+    assert list(saved.glob("step-8/.metadata"))
     assert [steps[i] for i in sorted(steps)] == pytest.approx([reference[i - 1] for i in sorted(steps)], abs=2e-6)
