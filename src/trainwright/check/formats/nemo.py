@@ -116,7 +116,8 @@ def _read(document: Document, name: str) -> Reading:
     )  # fmt: skip
     _switches(facts)
     fragment = launch or "defaults" in document.data or not (facts.has("trainer") and facts.has("model"))
-    return facts.reading(name, unknown=unknown_keys(facts.document, keys("nemo"), plain), fragment=fragment)
+    unknown = unknown_keys(facts.document, keys("nemo"), plain) if name == "nemo" else ()  # recipes of others have tables of their own
+    return facts.reading(name, unknown=unknown, fragment=fragment)
 
 
 def _switches(facts: Facts) -> None:
