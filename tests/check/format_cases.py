@@ -168,7 +168,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "full.yaml",
         "tokenizer:\n  _component_: torchtune.models.llama3.llama3_tokenizer\n  max_seq_len: 4096\nmodel:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n  lora_rank: 8\n"
         "optimizer:\n  _component_: torch.optim.AdamW\n  lr: 3e-4\nbatch_size: 2\ngradient_accumulation_steps: 8\ndtype: bf16\nenable_activation_checkpointing: True\ncompile: False\n"
-        "output_dir: /tmp/x\nmetric_logger: {log_dir: ${output_dir}/logs}\n",
+        "output_dir: /tmp/x\nmetric_logger:\n  log_dir: ${output_dir}/logs\n",
         {
             "strategy.micro_batch_size": 2, "training.accumulation": 8, "training.seq_len": 4096, "training.method": "lora", "training.lora_rank": 8,
             "training.learning_rate": 3e-4, "strategy.recompute": "full", "strategy.compile": False,
