@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -142,7 +143,8 @@ def run(folder: Path, script: str = "launch.sh") -> str:
 
 
 def losses(text: str) -> list[float]:
-    return [float(line.split()[3]) for line in text.splitlines() if line.startswith("step ")]
+    """As printed, wherever a progress bar left the cursor."""
+    return [float(value) for value in re.findall(r"step \d+ loss ([\d.]+)", text)]
 
 
 def alone(cosine: bool = False, decays_norms: bool = True) -> list[float]:
