@@ -248,8 +248,8 @@ def test_torchrun_elastic_goes_on_with_one_node_when_the_other_is_gone(tmp_path:
     reference = alone_on_script(tmp_path)
     with node(tmp_path, 0, "launch_elastic.sh") as first, node(tmp_path, 1, "launch_elastic.sh") as second:
         saved = tmp_path / "outputs"
-        end = time.monotonic() + LIMIT_S
-        while not list(saved.glob("step-2/.metadata")) and time.monotonic() < end and first.poll() is None:
+        until = time.monotonic() + LIMIT_S
+        while not list(saved.glob("step-2/.metadata")) and time.monotonic() < until and first.poll() is None:
             time.sleep(0.05)
         end(tmp_path, "1")
         second.wait(LIMIT_S)
