@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_neox": (
         "6-7B.yml",
         '{\n  # sizes\n  "pipe-parallel-size": 2,\n  "model-parallel-size": 4,\n  "num-layers": 32,\n  "hidden-size": 4096,\n  "num-attention-heads": 32,\n  "seq-length": 2048,\n'
-        '  "pos-emb": "rotary",\n  "no-weight-tying": true,\n  "train_micro_batch_size_per_gpu": 4,\n  "gas": 2,\n  "zero_optimization": {"stage": 1},\n'
+        '  "pos-emb": "rotary",\n  "no-weight-tying": true,\n  "train_micro_batch_size_per_gpu": 4,\n  "gradient_accumulation_steps": 2,\n  "zero_optimization": {"stage": 1},\n'
         '  "fp16": {"enabled": true, "loss_scale": 0},\n  "checkpoint-activations": true,\n  "attention-config": [[["flash"], 32]],\n}\n',
         {
             "strategy.pp": 2, "strategy.tp": 4, "model.num_hidden_layers": 32, "training.seq_len": 2048, "strategy.sharding": "zero1", "training.precision": "fp16",
@@ -168,7 +168,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "full.yaml",
         "tokenizer:\n  _component_: torchtune.models.llama3.llama3_tokenizer\n  max_seq_len: 4096\nmodel:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n  lora_rank: 8\n"
         "optimizer:\n  _component_: torch.optim.AdamW\n  lr: 3e-4\nbatch_size: 2\ngradient_accumulation_steps: 8\ndtype: bf16\nenable_activation_checkpointing: True\ncompile: False\n"
-        "output_dir: /tmp/x\nlog_dir: ${output_dir}/logs\n",
+        "output_dir: /tmp/x\nmetric_logger:\n  log_dir: ${output_dir}/logs\n",
         {
             "strategy.micro_batch_size": 2, "training.accumulation": 8, "training.seq_len": 4096, "training.method": "lora", "training.lora_rank": 8,
             "training.learning_rate": 3e-4, "strategy.recompute": "full", "strategy.compile": False,

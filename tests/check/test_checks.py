@@ -278,3 +278,83 @@ def test_an_answer_takes_less_than_a_second() -> None:
     start = time.process_time()
     check({"a.yaml": TRAINER}, on="8xA100-40GB")
     assert time.process_time() - start < 1
+
+
+# --- general forms of faults that were first seen in one file each ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("degrees", "formula", "severities"),
+    [
+        ("TP=2\nPP=2\nCP=2\nDP=1", "$((TP * PP * DP))", {Severity.ERROR}),  # CP is given to the program and does not count
+        ("TP=2\nPP=2\nCP=2\nDP=1", "$((TP * PP * CP * DP))", set()),
+        (
+            "WIDTH=2\nDEPTH=2\nRING=2\nCOPIES=1",
+            "$((WIDTH * COPIES * RING))",
+            {Severity.ERROR},
+        ),  # by the flag, whatever the variable is called
+        ("WIDTH=2\nDEPTH=2\nRING=2\nCOPIES=1", "$((WIDTH * DEPTH * RING * COPIES))", set()),
+        ("TP=2\nPP=2\nDP=2", "$((TP * PP * DP))", {Severity.NOTE}),  # no context parallelism here: worth knowing, nothing more
+        ("A=2\nB=4", "$((A * B))", set()),  # nothing says that these are degrees
+    ],
+)
+def test_a_process_count_that_leaves_out_a_degree(degrees: str, formula: str, severities: set[Severity]) -> None:
+    names = [line.partition("=")[0] for line in degrees.splitlines()]
+    flags = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
+    given = " ".join(f"--{flag} ${name}" for flag, name in zip(flags, names[: len(names) - 1], strict=False)) if "A=" not in degrees else ""
+    text = f"{degrees}\nGPUS={formula}\ntorchrun --nproc_per_node={formula} pretrain_gpt.py {given} --micro-batch-size 1\n"
+    found = {f.severity for f in check({"run.sh": text}, ignore=["K33"]).findings if f.check == "K03" and "process count" in f.what}
+    assert found == severities
+
+
+def test_a_factor_that_repeats_a_degree_counts_as_it() -> None:
+    text = "TP=2\nETP=${TP}\nCP=2\ntorchrun --nproc_per_node=$((ETP * CP)) pretrain_gpt.py --tensor-model-parallel-size $TP --context-parallel-size $CP\n"
+    assert not [f for f in check({"run.sh": text}).findings if f.check == "K03" and "process count" in f.what]
+
+
+AUTOMATIC = '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}'
+
+
+def test_a_deepspeed_file_without_an_optimizer_is_noted_where_no_trainer_stands_beside_it() -> None:
+    alone = check({"ds.json": AUTOMATIC})
+    assert [f.severity for f in alone.findings if f.check == "K18"] == [Severity.NOTE]
+    args = "model_name_or_path: gpt2\nper_device_train_batch_size: 1\noutput_dir: o\ndeepspeed: ds.json\nlearning_rate: 1e-5\n"
+    assert "K18" not in ids(check({"ds.json": AUTOMATIC, "args.yaml": args}))
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "minutes", "found"),
+    [
+        ("meta-llama/Llama-3.1-405B", "tensor", 10, True),
+        ("org/model-120B", "pipeline", 10, True),
+        ("org/model-120B", "tensor", 10, False),
+        ("org/model-120B", "pipeline", 60, False),
+        ("org/model-8B", "pipeline", 10, False),
+    ],
+)
+def test_a_short_time_limit_beside_a_long_first_step(name: str, axis: str, minutes: int, found: bool) -> None:
+    """In any format, not only in the one in which it was first seen."""
+    text = (
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py --load /models/{name} --model-name {name} --{axis}-model-parallel-size 8 "
+        f"--distributed-timeout-minutes {minutes} --micro-batch-size 1\n"
+    )
+    yaml = f"step_scheduler:\n  local_batch_size: 1\nmodel:\n  pretrained_model_name_or_path: {name}\ndist_env:\n  timeout_minutes: {minutes}\n"
+    yaml += f"distributed:\n  {'pp' if axis == 'pipeline' else 'tp'}_size: 8\n"
+    assert ("K22" in ids(check({"auto.yaml": yaml}), Severity.WARNING)) == found
+    assert "K22" not in ids(check({"run.sh": text.replace(f"minutes {minutes}", "minutes 60")}), Severity.WARNING)
+
+
+def test_a_switch_of_qlora_without_a_width() -> None:
+    base = "torchrun --nproc_per_node 2 train.py --model_name_or_path org/m-7B --output_dir o --per_device_train_batch_size 1 {}\n"
+    assert "K07" in ids(check({"a.sh": base.format("--qlora True --model_max_length 512")}))
+    assert "K07" not in ids(check({"a.sh": base.format("--qlora True --load_in_4bit True")}))
+    assert "K07" not in ids(check({"a.sh": base.format("--q_lora True --model_max_length 512")}))  # FastChat's is 4 bits
+
+
+def test_an_option_that_accelerate_hands_to_deepspeed_alone() -> None:
+    config = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\nmachine_rank: 0\n"
+    launch = "accelerate launch --config_file a.yaml --gradient_accumulation_steps 4 train.py --lr 1e-4\n"
+    fsdp = check({"a.yaml": config.format("FSDP") + "fsdp_config:\n  fsdp_version: 2\n", "run.sh": launch})
+    assert [f.severity for f in fsdp.findings if f.check == "K33" and "DeepSpeed only" in f.what] == [Severity.WARNING]
+    deepspeed = check({"a.yaml": config.format("DEEPSPEED") + "deepspeed_config:\n  zero_stage: 2\n", "run.sh": launch})
+    assert not [f for f in deepspeed.findings if f.check == "K33" and "DeepSpeed only" in f.what]

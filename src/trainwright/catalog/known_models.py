@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def load_model(reference: str | Mapping[str, Any], name_hint: str = "", catalog_
         raise SpecError(f"{str(reference)[:40]!r} names no model", name_hint or "model", ["llama-3.1-8b", "7B", "path/to/config.json"])
     reference = reference.strip()
     found = model_rows(catalog_files)
-    known = tables.index((i, [row.get("hf_id") or "", *_aliases(row)]) for i, row in found.items())
+    known = _names(found)
     if len(reference) <= 200 and tables.plain(reference) in known:
         return _from_catalog(known[tables.plain(reference)], found)
     if re.fullmatch(SIZE, reference):
@@ -58,6 +59,21 @@ def load_model(reference: str | Mapping[str, Any], name_hint: str = "", catalog_
         return build_model(read_config(reference), name_hint or _name_of(reference))
     near = nearest(tables.plain(reference[:80]), known)
     raise unknown("model", reference, [known[n] for n in near] or found, name_hint or "model")
+
+
+def needs_no_file(reference: str) -> bool:
+    """Whether `load_model` knows the text by itself: an id, an alias, a name on the hub, or a size."""
+    plain = reference.strip()[:201]
+    return bool(re.fullmatch(SIZE, plain)) or (len(plain) <= 200 and tables.plain(plain) in _shipped())
+
+
+@cache
+def _shipped() -> dict[str, str]:
+    return _names(model_rows())
+
+
+def _names(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return tables.index((i, [row.get("hf_id") or "", *_aliases(row)]) for i, row in rows.items())
 
 
 def _aliases(row: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ compared: what the source states (or its engine takes) against what the written 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..emit.base import Target, dig
 from ..emit.common import steps
 from ..emit.fields import ALL, DEFAULTS, engine_of, left
 from ..emit.nearest import mended
+from ..emit.rate import SHAPES, Rate, rate_of
 from ..errors import SpecError
 from ..resolve import Run, resolve
 from ..search.constraints import check_plan
@@ -36,8 +37,8 @@ KINDS = {
     "kept": "the same on both sides",
 }
 EXTRAS = (
-    "training.learning_rate", "training.clip", "training.accumulation", "training.steps", "training.warmup_steps", "training.decay_steps",
-    "training.loss_scale", "launch.timeout_s",
+    "training.learning_rate", "training.lr_schedule", "training.least_learning_rate", "training.warmup_steps", "training.warmup_share", "training.clip",
+    "training.accumulation", "training.steps", "training.decay_steps", "training.loss_scale", "launch.timeout_s",
 )  # fmt: skip
 STATED = ("cluster.nodes", "cluster.gpus_per_node", *ALL)
 # Of what no file says, these decide what is trained: they are named even at their defaults.
@@ -51,6 +52,21 @@ OPTIMIZER_KEYS = {
     "weight_decay": "weight_decay", "adam_beta1": "beta1", "beta1": "beta1", "adam_beta2": "beta2", "beta2": "beta2", "adam_weight_decay": "weight_decay",
 }  # fmt: skip
 CLIPS_AT_ZERO = ("fsdp", "torchtitan")
+RATES = ("training.lr_schedule", "training.least_learning_rate", "training.warmup_steps", "training.warmup_share")
+RATE_OF: Mapping[str, Callable[[Run, Options], Rate]] = {
+    "trainer": lambda run, options: rate_of(run, options, "cosine"),
+    "deepspeed": lambda run, options: rate_of(run, options, "constant"),
+    "fsdp": lambda run, options: rate_of(run, options, "constant"),
+    "megatron": lambda run, options: rate_of(run, options, "cosine", max(1, min(2000, steps(run) // 100)), options.learning_rate / 10),
+    "torchtitan": lambda run, options: rate_of(run, options, "linear", 200),
+}
+LINEAR_ENDS_AT_ZERO = ("trainer", "deepspeed")  # as their schedulers are made
+NOTES = {
+    "training.clip": "written as a norm that is never reached",
+    "training.lr_schedule": "no writer here knows that one",
+    "training.warmup_steps": "no engine warms up longer than it trains",
+    "training.least_learning_rate": "the target's scheduler of that shape ends at 0",
+}
 
 
 @dataclass(frozen=True)
@@ -110,12 +126,12 @@ def convert(
     run = settled(mended(source, target), target)
     check_plan(run.model, run.cluster, run.job, run.plan)
     engine = _innermost(target, run)
-    options = _options(setup, engine, options or Options())
+    options = _rate(setup, run, _options(setup, engine, options or Options()))
     written = emit(run, target.name, options)
     rows = [
         *_contradictions(setup),
         *_fields(setup, source, run, target),
-        *_extras(setup, run, options, written),
+        *_extras(setup, engine, run, options, written),
         *_adam(setup, engine, run, options),
         *_habits(setup, source, engine, run),
         *_not_carried(setup),
@@ -172,6 +188,21 @@ def _options(setup: Setup, engine: str, options: Options) -> Options:
     if isinstance(clip, (int, float)) and clip >= 0:
         options = replace(options, clip=NO_CLIPPING if clip == 0 and engine in CLIPS_AT_ZERO else float(clip))
     return options
+
+
+def _rate(setup: Setup, run: Run, options: Options) -> Options:
+    """Warm-up, shape and end of the learning rate: the source's, else those that its engine takes. Another shape than the writers know is left to them."""
+    own = semantics.RATE.get(semantics.engine_of(r.format for r in setup.readings) or "")
+    shape, least = setup.value("training.lr_schedule", own), setup.value("training.least_learning_rate")
+    warmup, share = setup.value("training.warmup_steps"), setup.value("training.warmup_share")
+    if warmup is None and isinstance(share, (int, float)) and 0 < share < 1:
+        warmup = round(share * steps(run))
+    return replace(
+        options,
+        schedule=shape if shape in SHAPES else options.schedule,
+        warmup_steps=int(warmup) if warmup is not None else 0 if own is not None else options.warmup_steps,
+        least_learning_rate=float(least) if isinstance(least, (int, float)) else options.least_learning_rate,
+    )
 
 
 def optimizer_numbers(setup: Setup) -> dict[str, tuple[float, str, tuple[Any, ...]]]:
@@ -239,7 +270,7 @@ def _why(field: str, source: Run, run: Run, target: Target) -> str:
     return "follows from the other changes" if dig(source.filled, field) != dig(run.filled, field) else "as the files work out together"
 
 
-def _extras(setup: Setup, run: Run, options: Options, written: Files) -> Iterator[Row]:
+def _extras(setup: Setup, engine: str, run: Run, options: Options, written: Files) -> Iterator[Row]:
     """What no plan holds and files say: rates, steps, clipping, time limits. The written files are read again, by the same reader."""
     again = read_setup(written)
     known = {
@@ -247,7 +278,10 @@ def _extras(setup: Setup, run: Run, options: Options, written: Files) -> Iterato
         "training.clip": 0.0 if options.clip == NO_CLIPPING else options.clip,
         "training.accumulation": run.plan.accumulation,
         "training.steps": steps(run),
+        **_written_rate(engine, run, options),
     }
+    if "training.warmup_steps" in known and setup.value("training.warmup_share") is not None:
+        known["training.warmup_share"] = setup.value("training.warmup_share")  # written as steps
     own = semantics.ADAM.get(semantics.engine_of(r.format for r in setup.readings) or "")
     for field in EXTRAS:
         fact, after = setup.fact(field), known.get(field, again.value(field))
@@ -256,12 +290,25 @@ def _extras(setup: Setup, run: Run, options: Options, written: Files) -> Iterato
         if before is None and after is None:
             continue
         if before is None:
-            yield Row(field, "assumed" if field in known else "added", None, after)
+            if after or field not in RATES:  # no warm-up, a rate that ends at 0: nothing that anybody would miss
+                yield Row(field, "assumed" if field in known else "added", None, after)
         elif after is None:
             yield Row(field, "lost", before, None, "the written files say nothing of it", place)
         else:
-            why = "written as a norm that is never reached" if field == "training.clip" and options.clip == NO_CLIPPING else ""
+            why = NOTES.get(field, "") if field != "training.clip" or options.clip == NO_CLIPPING else ""
             yield Row(field, "kept" if _same(before, after) else "changed", before, after, why, place)
+
+
+def _written_rate(engine: str, run: Run, options: Options) -> dict[str, Any]:
+    """What the written files hold of the learning rate's course, in the source's fields; nothing where the engine's files have no place for it."""
+    if engine not in RATE_OF:
+        return {}
+    rate = RATE_OF[engine](run, options)
+    held = {"training.lr_schedule": rate.shape, "training.warmup_steps": rate.warmup}
+    falls = rate.shape == "cosine" or (rate.shape == "linear" and engine not in LINEAR_ENDS_AT_ZERO)
+    return held | (
+        {"training.least_learning_rate": rate.least} if falls else {"training.least_learning_rate": 0.0} if rate.shape != "constant" else {}
+    )
 
 
 def _adam(setup: Setup, engine: str, run: Run, options: Options) -> Iterator[Row]:

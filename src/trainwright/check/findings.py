@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -38,6 +38,26 @@ class Change:
     value: Any = None
     remove: bool = False
     rename: str | None = None
+
+    def applied(self, data: Any) -> Any:
+        """The data with the change in it; None where its place is not there."""
+        if not self.path:
+            return None
+        head, *rest = self.path
+        below = replace(self, path=tuple(rest))
+        if isinstance(data, list) and isinstance(head, int) and head < len(data) and rest:
+            inner = below.applied(data[head])
+            return None if inner is None else [*data[:head], inner, *data[head + 1 :]]
+        if not isinstance(data, dict):
+            return None
+        if rest:
+            inner = below.applied(data.get(head, {}))
+            return None if inner is None else {**data, head: inner}
+        if self.remove:
+            return {k: v for k, v in data.items() if k != head}
+        if self.rename is not None:
+            return {(self.rename if k == head else k): v for k, v in data.items()} if head in data else None
+        return {**data, head: self.value}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import fix_shell
 from .document import Document, Path
 from .findings import Change, Finding
 from .spans import Span, json_spans
@@ -20,76 +21,68 @@ Read = Callable[[str, str], Document]  # (name, text) -> document
 
 @dataclass(frozen=True)
 class Mended:
-    """`text` with the changes of `applied` in it; `left` are findings whose changes this file's layout did not allow."""
+    """`text` with the changes of `applied` in it; `left` are findings whose changes this file did not allow, `reasons` why, one of each."""
 
     name: str
     text: str
     applied: tuple[Finding, ...]
     left: tuple[Finding, ...]
+    reasons: tuple[str, ...] = ()
 
 
 def mend(document: Document, findings: Iterable[Finding], read: Read) -> Mended:
     """The file with every change that findings propose for it. Changes that touch the same key are made once."""
-    text, applied, left, done = document.text, [], [], set()
+    text = document.text
+    applied: list[Finding] = []
+    left: list[Finding] = []
+    done: set[tuple[Any, ...]] = set()
+    reasons: list[str] = []
     for finding in findings:
         own = [c for c in finding.changes if c.file == document.name]
         if not own:
             continue
-        mended: str | None = text
-        for change in own:
-            key = (change.path, change.rename, change.remove, repr(change.value))
-            if key not in done and mended is not None:
-                mended = _apply(document, mended, change, read)
-                done |= {key} if mended is not None else set()
-        if mended is None:
+        mended = text
+        made: set[tuple[Any, ...]] = set()
+        try:
+            for change in own:
+                line = finding.place.line if document.syntax == "shell" else None  # each command of a script has flags of its own
+                key = (change.path, change.rename, change.remove, repr(change.value), line)
+                if key not in done:
+                    mended = _apply(document, mended, change, finding, read)
+                    made.add(key)
+        except fix_shell.Refused as error:
             left.append(finding)
+            reasons.append(str(error))
         else:
-            text = mended
+            text, done = mended, done | made
             applied.append(finding)
-    return Mended(document.name, text, tuple(applied), tuple(left))
+    return Mended(document.name, text, tuple(applied), tuple(left), tuple(reasons))
 
 
-def _apply(document: Document, text: str, change: Change, read: Read) -> str | None:
-    """The text with one change, None where that cannot be done or does not read back as wanted."""
+def _apply(document: Document, text: str, change: Change, finding: Finding, read: Read) -> str:
+    """The text with one change. Raises `Refused` where that cannot be done or does not read back as wanted."""
     now = read(document.name, text)
-    wanted = _changed(now.data, change)
+    if now.syntax == "shell":
+        return fix_shell.apply(document.name, text, change, finding, edits)
+    wanted = change.applied(now.data)
     if wanted is None:
-        return None
+        raise fix_shell.Refused("its change has no place in the file")
     if wanted == now.data:
         return text
-    edits: Mapping[str, Callable[[Document, Change], Iterable[str]]] = {"json": _json, "yaml": _lines, "toml": _lines}
-    for candidate in edits.get(now.syntax, lambda d, c: ())(now, change):
+    for candidate in edits(now, change):
         try:
             after = read(document.name, candidate)
         except Exception:
             continue
         if after.data == wanted and not any(p.fatal for p in after.problems):
             return candidate
-    return None
+    raise fix_shell.Refused("its change does not fit into the file's layout")
 
 
-def _changed(data: Any, change: Change) -> Any:
-    """The data with the change in it; None where its place is not there."""
-    if not change.path:
-        return None
-    head, *rest = change.path
-    if isinstance(data, list) and isinstance(head, int) and head < len(data) and rest:
-        inner = _changed(data[head], _below(change, rest))
-        return None if inner is None else [*data[:head], inner, *data[head + 1 :]]
-    if not isinstance(data, dict):
-        return None
-    if rest:
-        inner = _changed(data.get(head, {}), _below(change, rest))
-        return None if inner is None else {**data, head: inner}
-    if change.remove:
-        return {k: v for k, v in data.items() if k != head}
-    if change.rename is not None:
-        return {(change.rename if k == head else k): v for k, v in data.items()} if head in data else None
-    return {**data, head: change.value}
-
-
-def _below(change: Change, path: list[str | int]) -> Change:
-    return Change(change.file, tuple(path), change.value, change.remove, change.rename)
+def edits(document: Document, change: Change) -> Iterable[str]:
+    """Texts that may be the file with the change in it; each has to be read back."""
+    kinds: Mapping[str, Callable[[Document, Change], Iterable[str]]] = {"json": _json, "yaml": _lines, "toml": _lines}
+    return kinds[document.syntax](document, change) if document.syntax in kinds else ()
 
 
 def _json(document: Document, change: Change) -> Iterable[str]:

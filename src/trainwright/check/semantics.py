@@ -2,7 +2,8 @@
 
 `HABITS[engine][topic]` is one phrase; a conversion names every topic on which the two engines have different ones. Looked up: how
 transformers 5.24 (trainer.py: num_items_in_batch) and torchtitan 0.3 (trainer.py: global_valid_tokens) weigh tokens, DeepSpeed 0.19.8's loss scale, how often
-Accelerate 1.15 steps a scheduler. The rest, Megatron's and the optimizers' defaults, is the engines' documented behavior, not read again for this table.
+Accelerate 1.15 steps a scheduler; seen in losses of real runs: which parameters the Trainer, DeepSpeed and the script decay. The rest, Megatron's and the
+optimizers' defaults, is the engines' documented behavior, not read again for this table.
 """
 
 from __future__ import annotations
@@ -13,44 +14,38 @@ from dataclasses import dataclass
 TOKENS = "every target token of the global batch weighs alike"
 MEANS = "the mean of each micro-batch; micro-batches weigh alike, however many tokens they hold"
 OWN = "what the training program does"
+DECAY, NO_DECAY = "as every parameter, unless the program passes groups", "none"
 
 HABITS: Mapping[str, Mapping[str, str]] = {
     "trainer": {
         "loss over accumulated micro-batches": TOKENS,
-        "learning-rate schedule": "linear to 0 without warm-up unless said",
         "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+        "weight decay of norms and biases": NO_DECAY,
     },
     "deepspeed": {
         "loss over accumulated micro-batches": MEANS,
-        "learning-rate schedule": "constant unless a scheduler is said",
         "fp16 loss scale": "dynamic from 65,536, doubled after 1,000 steps",
+        "weight decay of norms and biases": DECAY,
     },
     "megatron": {
         "loss over accumulated micro-batches": MEANS,
-        "learning-rate schedule": "linear to --min-lr unless said",
         "fp16 loss scale": "dynamic from 4,294,967,296, doubled after 1,000 steps",
+        "weight decay of norms and biases": NO_DECAY,
     },
     "torchtitan": {
         "loss over accumulated micro-batches": TOKENS,
-        "learning-rate schedule": "warm-up, then as its registered configuration says",
         "fp16 loss scale": "none: it trains in bf16",
     },
     "fsdp": {
         "loss over accumulated micro-batches": MEANS,
-        "learning-rate schedule": "constant",
         "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
+        "weight decay of norms and biases": DECAY,
     },
     "accelerate": {
         "loss over accumulated micro-batches": MEANS,
-        "learning-rate schedule": f"{OWN}; a prepared scheduler moves on by one step for each process",
+        "steps of a scheduler": f"{OWN}; a prepared scheduler moves on by one step for each process",
         "fp16 loss scale": "dynamic from 65,536, doubled after 2,000 steps",
     },
-}
-# What this package's writers put into the files, where that is not the engine's own habit.
-WRITTEN: Mapping[str, Mapping[str, str]] = {
-    "trainer": {"learning-rate schedule": "cosine to 0 without warm-up"},
-    "deepspeed": {"learning-rate schedule": "constant: the files have no scheduler"},
-    "megatron": {"learning-rate schedule": "cosine to a tenth after a warm-up of 1 % of the steps"},
 }
 
 
@@ -70,6 +65,8 @@ ADAM: Mapping[str, Adam] = {
     "torchtitan": Adam((0.9, 0.95), 0.1, 1.0),
     "fsdp": Adam((0.9, 0.95), 0.1, 1.0),
 }
+# How the learning rate falls where the files say nothing: to 0, without warm-up.
+RATE: Mapping[str, str] = {"trainer": "linear", "deepspeed": "constant", "megatron": "linear", "fsdp": "constant"}
 FP16_ONLY = ("fp16 loss scale",)
 # Formats that another engine runs.
 ENGINE_OF: Mapping[str, str] = {
@@ -87,10 +84,10 @@ def engine_of(formats: Iterable[str]) -> str | None:
 
 def differences(before: str | None, after: str | None, fp16: bool) -> list[tuple[str, str, str]]:
     """(topic, what the first engine does, what the second does) where they differ; an engine that is not known is said to be so."""
-    new = {**HABITS.get(after or "", {}), **WRITTEN.get(after or "", {})}
+    new = HABITS.get(after or "", {})
     old = HABITS.get(before or "", {})
     topics = [t for t in new if fp16 or t not in FP16_ONLY]
     return [(t, old.get(t, f"not known of {before or 'this format'}"), new[t]) for t in topics if old.get(t) != new[t]]
 
 
-__all__ = ["ADAM", "HABITS", "WRITTEN", "Adam", "differences", "engine_of"]
+__all__ = ["ADAM", "HABITS", "RATE", "Adam", "differences", "engine_of"]

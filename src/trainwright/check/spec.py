@@ -168,19 +168,14 @@ def model_of(setup: Setup) -> Any:
 
 def catalogued(name: str) -> str | None:
     """The catalogue's id of ``meta-llama/Llama-3.1-8B-Instruct``, of a path that ends in such a name, or None."""
-    from ..catalog.load import load_model
+    from ..catalog.load import load_model, needs_no_file
 
     base = name.rstrip("/").rpartition("/")[2]
     plain = re.sub(r"[-_](?:instruct|chat|base|hf|it|bnb-4bit|4bit|gptq.*|awq|sft|v\d+(?:\.\d+)?)$", "", base, flags=re.IGNORECASE)
     for word in dict.fromkeys((name, base, plain)):
-        if not word or len(word) > 200 or re.match(r"^[./~]", word) or "$" in word or word.lower().endswith(".json"):
-            continue
-        if re.fullmatch(r"[\d.]+[bBmMtT]?", word):
-            continue  # a size alone is no name
-        try:
+        # A size alone is no name, and no file is opened because another names it.
+        if word and not re.fullmatch(r"[\d.]+[bBmMtT]?", word) and needs_no_file(word):
             return str(load_model(word).name)
-        except TrainwrightError:
-            continue
     return None
 
 

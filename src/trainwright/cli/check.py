@@ -72,8 +72,8 @@ def _fix(report: Report, names: list[str], output: str, force: bool) -> None:
     heads = {r.document.name: r.document for r in report.setup.readings if r.document.parent is None and r.document.name in names}
     for name, document in heads.items():
         mended = mend(document, report.findings, read_document)
-        for finding in mended.left:
-            print(f"{finding.place}: {finding.check} is left: its change does not fit into the file's layout", file=sys.stderr)
+        for finding, reason in zip(mended.left, mended.reasons, strict=True):
+            print(f"{finding.place}: {finding.check} is left: {reason}", file=sys.stderr)
         if mended.text == document.text and not output:
             continue
         if name == "stdin" and not output:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..resolve import Run
 from . import deepspeed, trainer
-from .base import Files, Limit, Options, Target, only, said, table, when, whole
+from .base import Files, Limit, Options, Setting, Target, only, said, table, when, whole
 from .common import no_axis
 from .environment import settings
 from .launch import world
@@ -52,8 +52,8 @@ def config(run: Run, options: Options) -> dict[str, Any]:
         document["deepspeed_config"] = inner
     elif s.framework in FSDP:
         document["fsdp_config"] = _fsdp(run)
-        if s.framework == "fsdp2":
-            document["parallelism_config"] = _degrees(run)
+        if s.framework == "fsdp2" and run.plan.dp_shard != run.cluster.gpus:
+            document["parallelism_config"] = _degrees(run)  # shards over every rank are FSDP2's own default
     if s.compile:
         document["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     return document
@@ -89,7 +89,9 @@ def _degrees(run: Run) -> dict[str, Any]:
 
 def launch(run: Run, options: Options) -> str:
     """``launch.sh``: once, or on every node with its number."""
-    flags: list[tuple[str, object]] = [("--config_file", CONFIG), ("--gradient_accumulation_steps", run.plan.accumulation)]
+    flags: list[tuple[str, object]] = [("--config_file", CONFIG)]
+    if run.plan.structure.framework == "deepspeed":
+        flags.append(("--gradient_accumulation_steps", run.plan.accumulation))  # handed on to DeepSpeed alone
     text = HEAD + FROM_HERE + "\n" + exports(settings(run, TARGET, options))
     if run.cluster.nodes > 1:
         text += '\n: "${HEAD_NODE:?set HEAD_NODE to the address of the first node}" "${NODE_RANK:?set NODE_RANK to the number of this node, from 0}"\n'
@@ -99,6 +101,14 @@ def launch(run: Run, options: Options) -> str:
             ("--main_process_port", options.port),
         ]
     return text + "\n" + command(["accelerate launch"], flags, after=quote(options.script))
+
+
+def accumulation(run: Run) -> list[Setting]:
+    """What an Accelerator that is given no other number accumulates."""
+    if run.plan.structure.framework == "deepspeed":
+        return []
+    reason = "micro-batches of a step: with FSDP and DDP `accelerate launch` drops its own --gradient_accumulation_steps"
+    return [Setting("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", str(run.plan.accumulation), reason)]
 
 
 def write(run: Run, options: Options) -> Files:
@@ -196,5 +206,6 @@ TARGET = Target(
     install=lambda run, options: "`pip install torch==2.13.0 accelerate" + (" deepspeed==0.19.8`" if uses("deepspeed")(run) else "`"),
     command=lambda run, options: "`bash launch.sh`" + (" on every node, with HEAD_NODE and NODE_RANK" if run.cluster.nodes > 1 else ""),
     engine=trainer.engine,
+    settings=accumulation,
     source="accelerate 1.15 commands/config/config_args.py, commands/launch.py, utils/launch.py, parallelism_config.py",
 )  # fmt: skip

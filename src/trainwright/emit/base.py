@@ -25,6 +25,9 @@ class Options:
     script: str = "train.py"  # the user's own training program, for targets that configure one
     output: str = "outputs"  # where checkpoints go
     learning_rate: float = 3e-4
+    schedule: str | None = None  # constant, linear, cosine; None: the target's own choice (`rate`)
+    warmup_steps: int | None = None
+    least_learning_rate: float | None = None  # where the rate ends
     clip: float = 1.0  # norm of the gradient
     betas: tuple[float, float] = (0.9, 0.95)  # of AdamW and Lion
     eps: float = 1e-8  # of AdamW

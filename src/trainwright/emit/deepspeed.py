@@ -11,6 +11,7 @@ from .base import Changes, Files, Limit, Options, Setting, Target, only, said, t
 from .common import nothing_but_full_precision, options_among, plain_layers
 from .environment import settings
 from .launch import Program, launched, script
+from .rate import deepspeed_scheduler, rate_of
 
 CONFIG = "ds_config.json"
 STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
@@ -77,6 +78,9 @@ def config(run: Run, options: Options) -> dict[str, Any]:
         "params": {"lr": options.learning_rate, "betas": list(options.betas), "weight_decay": options.weight_decay}
         | ({"eps": options.eps} | KERNELS[job.optimizer_kernel] if job.optimizer == "adamw" else {}),
     }
+    scheduler = deepspeed_scheduler(rate_of(run, options, "constant"))
+    if scheduler is not None:
+        document["scheduler"] = scheduler
     document["zero_optimization"] = _zero(run, options)
     if s.offload.endswith("-nvme"):
         document["aio"] = dict(AIO)

@@ -41,9 +41,10 @@ def _collectives(run: Run) -> list[Setting]:
     if run.cluster.nodes > 1:
         found.append(
             Setting(
-                "TORCH_NCCL_TRACE_BUFFER_SIZE",
+                "TORCH_FR_BUFFER_SIZE",
                 "2000",
-                "PyTorch's flight recorder keeps the last collectives: when a node hangs, the dump says which rank never came",
+                "PyTorch's flight recorder keeps the last collectives: when a node hangs, the dump says which rank never came (older torch: "
+                "TORCH_NCCL_TRACE_BUFFER_SIZE)",
             )
         )
     return found

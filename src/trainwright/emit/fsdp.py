@@ -12,6 +12,7 @@ from .base import Files, Limit, Options, Target, only, said, whole
 from .common import no_axis, options_among, plain_layers, steps, tokens_of
 from .environment import settings
 from .launch import Program, launched, script
+from .rate import rate_of
 
 SCRIPT, PLAN, CONFIG = "train_fsdp.py", "plan.json", "config.json"
 TRAINING = (
@@ -36,12 +37,15 @@ UNTRUSTED = ("auto_map",)
 
 def plan_document(run: Run, options: Options) -> dict[str, Any]:
     """What the script reads: the plan's own words, and what a plan does not hold."""
-    filled = run.filled
+    filled, rate = run.filled, rate_of(run, options, "constant")
     return {
         "training": {k: filled["training"][k] for k in TRAINING if k in filled["training"]},
         "strategy": {k: filled["strategy"][k] for k in STRATEGY if k in filled["strategy"]},
         "steps": steps(run),
         "learning_rate": options.learning_rate,
+        "schedule": rate.shape,
+        "warmup_steps": rate.warmup,
+        "least_learning_rate": rate.least,
         "clip": options.clip,
         "betas": list(options.betas),
         "weight_decay": options.weight_decay,

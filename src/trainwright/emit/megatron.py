@@ -17,6 +17,7 @@ from .common import no_axis, nothing_but_full_precision, options_among, steps, t
 from .environment import one_connection, settings
 from .launch import Flags, Program, launched, script, world
 from .megatron_model import FAMILIES, architecture
+from .rate import rate_of
 from .shell import flags_of, number
 from .yaml import dump
 
@@ -141,13 +142,14 @@ def recipe(run: Run) -> str:
 
 def training(run: Run, options: Options) -> Flags:
     """The loop: steps, optimizer, checkpoints. Data is mocked until paths are given."""
+    rate = rate_of(run, options, "cosine", max(1, min(2000, steps(run) // 100)), float(f"{options.learning_rate / 10:.6g}"))
     flags: Flags = [
         ("--train-iters", steps(run)),
         ("--optimizer", OPTIMIZERS[run.job.optimizer]),
         ("--lr", options.learning_rate),
-        ("--min-lr", float(f"{options.learning_rate / 10:.6g}")),
-        ("--lr-decay-style", "cosine"),
-        ("--lr-warmup-iters", max(1, min(2000, steps(run) // 100))),
+        ("--min-lr", rate.least),
+        ("--lr-decay-style", rate.shape),
+        ("--lr-warmup-iters", rate.warmup),
         ("--weight-decay", options.weight_decay),
         ("--clip-grad", options.clip),
         ("--mock-data", True),

@@ -59,6 +59,11 @@ def readme(run: Run, target: Target, options: Options) -> str:
         lines.append(
             "\nNote: the configuration names no rope_theta, so Megatron takes its own 10,000; add --rotary-base where the model was made with another."
         )
+    lines += [
+        "",
+        f"After a change of the plan write the set again: `trainwright emit plan.toml --to {target.name} -o` this folder `--force`. Without `--force` "
+        "no file that is here is replaced.",
+    ]
     return "\n".join(lines) + "\n"
 
 

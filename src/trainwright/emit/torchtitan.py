@@ -16,6 +16,7 @@ from .base import Files, Limit, Options, Target, only, said, when
 from .common import options_among, tokens_of
 from .environment import settings
 from .launch import Flags, Program, launched, script, world
+from .rate import torchtitan_rate
 from .shell import flags_of, number
 from .torchtitan_plan import BILLIONS, CONVERTERS, DEGREES, FLAVORS, PRESETS, SCHEDULES, is_old, sections, stage_layers
 from .torchtitan_toml import read_quantize, toml
@@ -30,6 +31,7 @@ def flags(run: Run, options: Options) -> Flags:
     document["training"] |= {"max_norm": options.clip, "disable_cuda_graphs": not run.plan.structure.cuda_graphs}
     document["parallelism"]["enable_sequence_parallel"] = run.plan.structure.sequence_parallel
     document["checkpoint"] = {"enable": True, "interval": options.checkpoint_steps}
+    document |= torchtitan_rate(run, options)
     for section, keys in document.items():
         for key, value in keys.items():
             if value is False:

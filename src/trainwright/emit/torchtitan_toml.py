@@ -9,6 +9,7 @@ import tomli_w
 from ..errors import SpecError
 from ..resolve import Run
 from .base import Options
+from .rate import torchtitan_rate
 from .torchtitan_plan import FLAVORS, sections, stage_layers
 
 QUANTIZE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,6 +44,7 @@ def toml(run: Run, options: Options) -> str:
         "job": {"dump_folder": options.output, "description": options.name},
         "model": {"name": name, "flavor": flavor, "hf_assets_path": "./assets/hf"},
         **found,
+        **torchtitan_rate(run, options),
         "checkpoint": {"enable": True, "interval": options.checkpoint_steps},
         "activation_checkpoint": {"mode": s.recompute} | ({"selective_ac_option": "op"} if s.recompute == "selective" else {}),
     }

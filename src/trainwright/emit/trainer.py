@@ -12,6 +12,7 @@ from .base import Files, Limit, Options, Target, only, said, table, when, whole
 from .common import gradient_like, no_axis, plain_layers, steps
 from .environment import settings
 from .launch import Program, launched, script, world
+from .rate import rate_of, trainer_scheduler
 
 ARGUMENTS = "training_args.json"
 # transformers.training_args.OptimizerNames
@@ -45,7 +46,7 @@ def arguments(run: Run, options: Options) -> dict[str, Any]:
         "max_steps": steps(run),
         "learning_rate": options.learning_rate,
         "max_grad_norm": options.clip,
-        "lr_scheduler_type": "cosine",
+        **trainer_scheduler(rate_of(run, options, "cosine")),
         "weight_decay": options.weight_decay,
         "adam_beta1": options.betas[0],
         "adam_beta2": options.betas[1],

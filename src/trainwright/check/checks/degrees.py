@@ -71,32 +71,60 @@ def _product(setup: Setup, total: int, need: int) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-FACTORS = {"tp": ("TP", "TP_SIZE"), "pp": ("PP", "PP_SIZE"), "cp": ("CP", "CP_SIZE"), "dp": ("DP", "DP_SIZE"), "ep": ("EP", "EP_SIZE")}
+# Flags and keys of a degree that the number of processes is a multiple of; and what people call such a variable where no flag tells.
+DEGREES = {
+    "tp": r"tensor[-_]model[-_]parallel[-_]size|tensor[-_]parallel[-_](?:size|degree)|tp[-_]size",
+    "pp": r"pipeline[-_]model[-_]parallel[-_]size|pipeline[-_]parallel[-_](?:size|degree)|pp[-_]size",
+    "cp": r"context[-_]parallel[-_](?:size|degree)|cp[-_]size",
+}
+NAMED = re.compile(r"(?P<axis>TP|PP|CP)(?:_SIZE|_DEGREE)?$", re.IGNORECASE)
+PROCESSES = re.compile(r"nproc[-_]per[-_]node|num[-_]processes|ntasks(?:-per-node)?|WORLD_SIZE|NPROC\w*|N?GPUS\w*|NUM_GPUS\w*")
 
 
 def _launched_formula(view: View) -> Iterator[Finding]:
-    """A script that computes its process count from degrees, and leaves one of them out that it also sets."""
-    if view.document.syntax != "shell" or view.document.parent is not None:
+    """A script that multiplies its process count out of degrees, and leaves one of them out that it also gives to the program."""
+    text = view.document.text
+    if view.document.syntax != "shell" or view.document.parent is not None or "$((" not in text:
         return
-
-    for number, line in enumerate(view.document.text.splitlines(), 1):
-        hit = re.search(r"nproc[_-]per[_-]node[= ]+\"?\$\(\(([^)]*)\)\)", line)
-        if not hit or "*" not in hit.group(1):
+    variables = _degree_variables(text)
+    for number, line in enumerate(text.splitlines(), 1):
+        hit = None if line.lstrip().startswith("#") else re.search(r"([\w-]+)[= ]+\"?\$\(\(([^)]*)\)\)", line)
+        if not hit or not PROCESSES.fullmatch(hit.group(1).lstrip("-")) or "*" not in hit.group(2):
             continue
-        named = set(re.findall(r"[A-Za-z_]\w*", hit.group(1)))
-        if not named & {"PP", "PP_SIZE", "TP", "TP_SIZE", "ETP", "EP"}:
+        factors = {_through(text, n) for n in re.findall(r"[A-Za-z_]\w*", hit.group(2))}
+        axes = {variables[f] for f in factors if f in variables}
+        if not axes or len(factors) < 2:
             continue
-        left_out = [n for axis in ("cp", "tp", "pp") for n in FACTORS[axis] if re.search(rf"\b{n}=", view.document.text) and n not in named]
-        known = bool(named & {"CP", "CP_SIZE"})
-        if "TP" in left_out and named & {"ETP"}:
-            left_out.remove("TP")
-        if left_out or not known:
-            missing = left_out[0] if left_out else "CP"
+        missing = next((n for n, axis in variables.items() if axis not in axes), None)
+        if missing or "cp" not in axes:
             yield Finding(
-                "K03", ERROR if left_out else WARNING, Place(view.document.name, number),
-                f"The process count is {hit.group(1).strip()}: {missing} is not among its factors, so a run with it starts too few "
-                f"processes.", f"Multiply by {missing}.",
+                "K03", ERROR if missing else NOTE, Place(view.document.name, number),
+                f"The process count is {hit.group(2).strip()}: {missing or 'context parallelism'} is not among its factors, so a run with it starts too "
+                "few processes.", f"Multiply by {missing or 'it'}.",
             )  # fmt: skip
+
+
+def _degree_variables(text: str) -> dict[str, str]:
+    """{variable: axis} of what stands behind a degree's flag, or is called like one and set in the script."""
+    found: dict[str, str] = {}
+    for axis, flags in DEGREES.items():
+        for hit in re.finditer(rf"--(?:{flags})[= ]+[\"']?\$\{{?(\w+)", text):
+            found[_through(text, hit.group(1))] = axis
+    for hit in re.finditer(r"(?m)^\s*(?:export\s+)?([A-Za-z_]\w*)=", text):
+        named = NAMED.match(hit.group(1))
+        if named and named["axis"].lower() not in found.values():
+            found[hit.group(1)] = named["axis"].lower()
+    return found
+
+
+def _through(text: str, name: str) -> str:
+    """The variable that this one only repeats: ``ETP=${TP}``."""
+    for _ in range(4):
+        hit = re.search(rf"(?m)^\s*(?:export\s+)?{name}=[\"']?\$\{{?([A-Za-z_]\w*)\}}?[\"']?\s*$", text)
+        if hit is None or hit.group(1) == name:
+            return name
+        name = hit.group(1)
+    return name
 
 
 def layers(setup: Setup) -> Iterator[Finding]:

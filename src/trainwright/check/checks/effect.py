@@ -15,6 +15,19 @@ def effects(setup: Setup) -> Iterator[Finding]:
     for view in setup.seen():
         yield from _alone(setup, view)
         yield from _unused(view)
+        yield from _dropped(setup, view)
+
+
+def _dropped(setup: Setup, view: View) -> Iterator[Finding]:
+    """Options that ``accelerate launch`` hands on to DeepSpeed and to nothing else (1.15, utils/launch.py)."""
+    if view.format != "accelerate" or view.document.syntax != "shell" or setup.value("strategy.framework") not in ("fsdp1", "fsdp2", "ddp"):
+        return
+    for name in ("gradient_accumulation_steps", "gradient_clipping"):
+        key = view.get(name)
+        if key is not None and as_number(key.value) != 1:
+            instead = "export ACCELERATE_GRADIENT_ACCUMULATION_STEPS instead" if name.endswith("steps") else "clip in the program"
+            what = f"accelerate launch hands --{name} on to DeepSpeed only: without DeepSpeed it has no effect."
+            yield said(view, key, "K33", WARNING, what, f"Remove it; {instead}, or give it to Accelerator().", drop(view, key))
 
 
 def _alone(setup: Setup, view: View) -> Iterator[Finding]:

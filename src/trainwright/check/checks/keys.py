@@ -17,7 +17,7 @@ from ._renamed import DEPRECATED, REMOVED, Table
 from ._tools import ERROR, NOTE, WARNING, drop, rename, said
 
 # Engines whose configuration reader refuses what it does not know; others drop it in silence.
-STRICT = ("deepspeed", "torchtitan", "nanotron", "accelerate")
+STRICT = ("deepspeed", "torchtitan", "nanotron", "accelerate", "torchrun")
 NEIGHBOURS: Mapping[str, frozenset[str]] = {
     "deepspeed": frozenset((
         "zero_stage", "zero3_init_flag", "zero3_save_16bit_model", "offload_optimizer_device", "offload_param_device", "distributed_type",
@@ -41,7 +41,7 @@ LOSS_SCALE = (
 
 @cache
 def vocabulary() -> Mapping[str, frozenset[str]]:
-    """Every key of a format that its engine's own repository uses."""
+    """Keys that an engine's own repository uses beyond its lists of options: `known` has both."""
     text = resources.files("trainwright.check").joinpath("keys/vocabulary.json").read_text(encoding="utf-8")
     return {name: frozenset(row["keys"]) for name, row in json.loads(text).items()}
 
@@ -90,7 +90,7 @@ def _removed(view: View) -> Iterator[Finding]:
 
 
 # Formats whose reader knows every key there is; a program's own arguments, and configurations that instantiate classes, may hold more.
-CLOSED = ("deepspeed", "accelerate", "torchtitan", "nanotron", "axolotl", "llama_factory")
+CLOSED = ("deepspeed", "accelerate", "torchtitan", "nanotron", "axolotl", "llama_factory", "gpt_neox", "torchrun")
 
 
 def _unread(view: View) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def _unread(view: View) -> Iterator[Finding]:
             continue
         near = nearest(name, known) if known else []
         close = bool(near) and _similar(name, near[0])
-        refused = view.format == "deepspeed" and len(path) > 1
+        refused = ".".join(map(str, path[:-1])) in keys_of(view.format).refused
         effect = "the engine refuses it" if refused else "nothing reads it"
         changes = (Change(view.document.name, path, rename=near[0]),) if close else ()
         severity = ERROR if refused else WARNING if close or view.format in STRICT else NOTE
@@ -122,16 +122,22 @@ def _unread(view: View) -> Iterator[Finding]:
         )
 
 
+# Formats whose keys stand in the files of another: a Trainer's program may be TRL's, and LLaMA-Factory takes the Trainer's arguments.
+TOGETHER: Mapping[str, tuple[str, ...]] = {"trainer": ("trl",), "trl": ("trainer",), "llama_factory": ("trainer",), "hyperpod": ("nemo",)}
+
+
 def _known(view: View) -> frozenset[str]:
-    return frozenset(plain(k) for names in keys_of(view.format).tables.values() for k in names) | vocabulary().get(view.format, frozenset())
+    names = (view.format, *TOGETHER.get(view.format, ()))
+    listed = frozenset(plain(k) for name in names for keys in keys_of(name).tables.values() for k in keys)
+    return listed.union(*(vocabulary().get(name, frozenset()) for name in names))
 
 
 def _near_misses(view: View) -> Iterator[Finding]:
     """A key that the engine's own repository never uses, a letter away from one that it does."""
-    known = vocabulary().get(view.format)
+    known = _known(view)
     if not known or (view.format == "megatron" and _fork(view) and view.document.syntax != "shell"):
         return
-    paths = set(view.reading.unknown)
+    paths = set(view.reading.unknown) if view.format in CLOSED else set()  # those have been named already
     for key in _keys(view):
         name = plain(key.path[-1])
         if len(name) < 10 or name in known or key.path in paths or not name.replace("_", "").isalnum():

@@ -277,14 +277,11 @@ def _heavy(setup: Setup) -> str:
 
     name = str(setup.value("model.name") or "")
     size = max((float(n) for n in SIZE.findall(name)), default=0.0)
-    for view in setup.seen("automodel"):
-        pipelined = (whole(view.value("pp_size")) or 1) > 1
-        experts = (whole(view.value("ep_size")) or 1) > 1
-        dispatcher = str(view.value("dispatcher") or "")
-        if size >= 100 and (pipelined or experts):
-            return f"a model of {size:g}B compiles its exchanges of experts and stages in the first step"
-        if size >= 400 or (dispatcher and size >= 200):
-            return f"a model of {size:g}B loads and builds its groups first"
+    pp, ep = (whole(setup.value(f"strategy.{axis}")) or 1 for axis in ("pp", "ep"))
+    if size >= 100 and (pp > 1 or ep > 1):
+        return f"a model of {size:g}B sets up its exchanges of {'stages' if pp > 1 else 'experts'} in the first step"
+    if size >= 400:
+        return f"a model of {size:g}B loads and builds its groups first"
     saves = any(truthy(k.value) for v in setup.seen() for k in v.all("save_consolidated", "stage3_gather_16bit_weights_on_model_save"))
     if size >= 65 and saves:
         return f"rank 0 gathers and writes a model of {size:g}B"

@@ -117,12 +117,12 @@ def _own_stage(view: View) -> int | None:
 
 def _named(view: View, adapter: str, said_bits: tuple[int, Value] | None) -> Iterator[Finding]:
     """QLoRA by name or switch, without a bit width."""
-    switch = view.get("use_qlora", "qlora", "q_lora")
+    switch = view.get("use_qlora", "qlora")  # FastChat's q_lora is 4 bits by itself
     if adapter == "qlora" and not said_bits:
         yield said(
             view, view.get("adapter"), "K07", ERROR, "adapter: qlora without load_in_4bit: axolotl refuses it.", "Add load_in_4bit: true."
         )
-    elif switch is not None and truthy(switch.value) and not said_bits and view.get("bnb_4bit_quant_type", "model_max_length") is None:
+    elif switch is not None and truthy(switch.value) and not said_bits and view.get("bnb_4bit_quant_type") is None:
         yield said(
             view, switch, "K07", WARNING, f"{switch.path[-1]} is on, but no bit width is given: the program's default decides how the base is quantized.",
             "Say it: --bits 4, --quant_bit 4 or load_in_4bit, as the program calls it.",

@@ -201,10 +201,10 @@ def owner(setup: Setup) -> Iterator[Finding]:
                     "its own optimizer to it.",
                 "Add the optimizer block, or remove the scheduler.",
             )  # fmt: skip
-        elif made is None and plan is None and automatic and _device_said(view):
+        elif made is None and plan is None and automatic and next(setup.seen(*HF), None) is None:
             yield said(
-                view, None, "K18", NOTE, "Neither optimizer nor scheduler is here: the program must pass its own; one that expects DeepSpeed "
-                    "to (Accelerate's DummyOptim) fails.",
+                view, None, "K18", NOTE, "Neither optimizer nor scheduler is here: the program must pass its own, as the Trainer does; one that "
+                    "expects DeepSpeed to (Accelerate's DummyOptim) fails.",
                 "Add both blocks where the program passes none.",
             )  # fmt: skip
         named = next((v.get("optim") for v in setup.seen(*HF) if v.get("optim")), None)
@@ -217,14 +217,6 @@ def owner(setup: Setup) -> Iterator[Finding]:
                 f"The DeepSpeed file builds the optimizer; --optim {named.value} is ignored.",
                 "Keep one of them.",
             )
-
-
-def _device_said(view: View) -> bool:
-    return (
-        view.get("offload_optimizer.device") is not None
-        and view.value("zero_force_ds_cpu_optimizer") is None
-        and not view.on("zero_allow_untested_optimizer")
-    )
 
 
 def as_text(value: object) -> str:

@@ -226,6 +226,15 @@ def optimizer(value: Any) -> str | None:
     return "adamw" if "adam" in low else None
 
 
+def schedule(value: Any) -> str | None:
+    """A scheduler's name -> constant, linear or cosine; another name as it stands."""
+    low = str(value).rpartition(".")[2].lower() if isinstance(value, str) else ""
+    for word, shape in (("cosine", "cosine"), ("linear", "linear"), ("warmupdecay", "linear"), ("constant", "constant")):
+        if word in low:
+            return shape
+    return "constant" if low == "warmuplr" else low[:40] or None
+
+
 def attention(value: Any) -> str | None:
     low = str(value).lower()
     if low in ("true", "flash", "flash_attention_2", "flash_attention_3", "fa2", "fa3", "flash_attention", "flash_2"):

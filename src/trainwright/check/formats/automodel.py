@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, model, number, optimizer, plain, precision, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, model, number, optimizer, plain, precision, schedule, text, unknown_keys, whole
 from ._interpolate import resolved
 from .nemo import PARALLEL
 
@@ -56,6 +56,8 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
             ("training.optimizer", optimizer, (("optimizer", "_target_"),)),
             ("training.clip", number, (("clip_grad_norm", "max_norm"), ("training", "max_grad_norm"))),
             ("training.warmup_steps", number, (("lr_scheduler", "lr_warmup_steps"),)),
+            ("training.lr_schedule", schedule, (("lr_scheduler", "lr_decay_style"),)),
+            ("training.least_learning_rate", number, (("lr_scheduler", "min_lr"),)),
             ("training.seq_len", whole, (("packed_sequence", "packed_sequence_size"), ("dataset", "seq_len"), ("dataset", "seq_length"))),
             ("model.name", text, (("model", "pretrained_model_name_or_path"), ("model", "config", "pretrained_model_name_or_path"))),
             ("training.precision", precision, (("model", "torch_dtype"),)),

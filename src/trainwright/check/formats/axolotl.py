@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format, trainer
-from ._facts import FRAMEWORK, Facts, attention, flag, number, optimizer, plain, share, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, attention, flag, number, optimizer, plain, schedule, share, text, unknown_keys, whole
 
 OWN = (
     "base_model", "sequence_len", "micro_batch_size", "datasets", "val_set_size", "sample_packing", "adapter", "num_epochs", "lr_scheduler",
@@ -39,6 +39,8 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
             ("training.learning_rate", number, ("learning_rate",)),
             ("training.steps", whole, ("max_steps",)),
             ("training.warmup_steps", whole, ("warmup_steps",)),
+            ("training.warmup_share", number, ("warmup_ratio",)),
+            ("training.lr_schedule", schedule, ("lr_scheduler",)),
             ("training.clip", number, ("max_grad_norm",)),
             ("training.optimizer", optimizer, ("optimizer",)),
             ("training.packing", flag, ("sample_packing",)),

@@ -10,7 +10,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, is_open, number, optimizer, share, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, is_open, number, optimizer, schedule, share, text, unknown_keys, whole
 
 OWN = (
     "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "steps_per_print",
@@ -66,6 +66,7 @@ def say(facts: Facts, *above: str) -> None:
             ("training.learning_rate", number, ((*above, "optimizer", "params", "lr"),)),
             ("training.optimizer", optimizer, ((*above, "optimizer", "type"),)),
             ("training.warmup_steps", number, ((*above, "scheduler", "params", "warmup_num_steps"),)),
+            ("training.lr_schedule", schedule, ((*above, "scheduler", "type"),)),
             ("training.decay_steps", number, ((*above, "scheduler", "params", "total_num_steps"),)),
             ("training.loss_scale", number, ((*above, "fp16", "loss_scale"),)),
             ("training.gradient_dtype", text, ((*above, "data_types", "grad_accum_dtype"),)),

@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format, deepspeed
-from ._facts import Facts, dig, flag, model, number, plain, share, unknown_keys, whole
+from ._facts import Facts, dig, flag, model, number, plain, schedule, share, unknown_keys, whole
 
 OWN = (
     "pipe_parallel_size", "model_parallel_size", "num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings",
@@ -44,6 +44,9 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
             ("training.steps", whole, ("train_iters",)),
             ("training.decay_steps", whole, ("lr_decay_iters",)),
             ("training.accumulation", whole, ("gas",)),
+            ("training.lr_schedule", schedule, ("lr_decay_style",)),
+            ("training.least_learning_rate", number, ("min_lr",)),
+            ("training.warmup_share", number, ("warmup",)),
             ("training.precision", _precision, ("precision",)),
             ("training.dropout", number, ("hidden_dropout",)),
             ("launch.timeout_s", number, ("deepspeed_extra_args", "timeout")),

@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, number, optimizer, plain, precision, share, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, number, optimizer, plain, precision, schedule, share, text, unknown_keys, whole
 from ._interpolate import resolved
 
 OWN = (
@@ -55,6 +55,7 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
             ("training.optimizer", optimizer, ((*at, "optimizer", "name"),)),
             ("training.learning_rate", number, ((*at, "optimizer", "lr"),)),
             ("training.steps", lambda v: _batches(v), ((*at, "max_duration"),)),
+            ("training.lr_schedule", schedule, ((*at, "scheduler", "name"),)),
             ("training.warmup_steps", lambda v: _batches(v), ((*at, "scheduler", "t_warmup"),)),
             ("training.clip", number, ((*at, "algorithms", "gradient_clipping", "clipping_threshold"),)),
             ("strategy.sharding", _sharding, ((*at, "fsdp_config", "sharding_strategy"),)),

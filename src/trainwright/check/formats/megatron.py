@@ -10,7 +10,7 @@ from ..document import Document, Path
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, launched, misspelt, model, number, plain, share, text, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, launched, misspelt, model, number, plain, schedule, share, text, whole
 
 OWN = (
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers", "hidden_size", "num_attention_heads",
@@ -93,6 +93,9 @@ def say(facts: Facts, *above: str) -> None:
             ("training.learning_rate", number, ((*above, "lr"),)),
             ("training.warmup_steps", number, ((*above, "lr_warmup_iters"),)),
             ("training.decay_steps", whole, ((*above, "lr_decay_iters"),)),
+            ("training.warmup_share", number, ((*above, "lr_warmup_fraction"),)),
+            ("training.lr_schedule", schedule, ((*above, "lr_decay_style"),)),
+            ("training.least_learning_rate", number, ((*above, "min_lr"),)),
             ("training.clip", number, ((*above, "clip_grad"),)),
             ("training.loss_scale", number, ((*above, "loss_scale"), (*above, "initial_loss_scale"))),
             ("training.dropout", number, ((*above, "hidden_dropout"),)),

@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import Facts, dig, flag, model, number, plain, precision, text, unknown_keys, whole
+from ._facts import Facts, dig, flag, model, number, plain, precision, schedule, text, unknown_keys, whole
 
 
 def recognizes(document: Document) -> float:
@@ -26,7 +26,7 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
     for axis, key in (("dp", "dp"), ("tp", "tp"), ("pp", "pp"), ("cp", "context_parallel_size"), ("ep", "expert_parallel_size")):
         facts.take(f"strategy.{axis}", whole, ("parallelism", key))
     model(facts, "model", "model_config")
-    schedule = ("optimizer", "learning_rate_scheduler")
+    scheduler = ("optimizer", "learning_rate_scheduler")
     facts.table(
         (
             ("strategy.micro_batch_size", whole, (("tokens", "micro_batch_size"),)),
@@ -34,9 +34,11 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
             ("training.seq_len", whole, (("tokens", "sequence_length"),)),
             ("training.steps", whole, (("tokens", "train_steps"),)),
             ("training.clip", number, (("optimizer", "clip_grad"),)),
-            ("training.learning_rate", number, ((*schedule, "learning_rate"),)),
-            ("training.warmup_steps", number, ((*schedule, "lr_warmup_steps"),)),
-            ("training.decay_steps", number, ((*schedule, "lr_decay_steps"),)),
+            ("training.learning_rate", number, ((*scheduler, "learning_rate"),)),
+            ("training.warmup_steps", number, ((*scheduler, "lr_warmup_steps"),)),
+            ("training.lr_schedule", schedule, ((*scheduler, "lr_decay_style"),)),
+            ("training.least_learning_rate", number, ((*scheduler, "min_decay_lr"),)),
+            ("training.decay_steps", number, ((*scheduler, "lr_decay_steps"),)),
             ("training.precision", precision, (("model", "dtype"),)),
             ("strategy.sharding", _sharding, (("optimizer", "zero_stage"),)),
             ("strategy.schedule", lambda v: {"1f1b": "1f1b", "afab": "gpipe"}.get(str(v).lower()), (("parallelism", "pp_engine"),)),

@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, model, number, optimizer, plain, precision, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, model, number, optimizer, plain, precision, schedule, text, unknown_keys, whole
 from ._interpolate import resolved
 
 TRAINER = {
@@ -103,6 +103,8 @@ def _read(document: Document, name: str) -> Reading:
             ("training.optimizer", optimizer, (("model", "optim", "name"),)),
             ("training.warmup_steps", whole, (("model", "optim", "sched", "warmup_steps"),)),
             ("training.decay_steps", whole, (("model", "optim", "sched", "max_steps"),)),
+            ("training.lr_schedule", schedule, (("model", "optim", "sched", "name"),)),
+            ("training.least_learning_rate", number, (("model", "optim", "sched", "min_lr"),)),
             ("strategy.virtual_stages", whole, (("model", "virtual_pipeline_model_parallel_size"),
                 ("distributed_strategy", "virtual_pipeline_model_parallel_size"))),
             ("strategy.recompute", _recompute, (("model", "activations_checkpoint_granularity"),)),
@@ -114,7 +116,8 @@ def _read(document: Document, name: str) -> Reading:
     )  # fmt: skip
     _switches(facts)
     fragment = launch or "defaults" in document.data or not (facts.has("trainer") and facts.has("model"))
-    return facts.reading(name, unknown=unknown_keys(facts.document, keys("nemo"), plain), fragment=fragment)
+    unknown = unknown_keys(facts.document, keys("nemo"), plain) if name == "nemo" else ()  # recipes of others have tables of their own
+    return facts.reading(name, unknown=unknown, fragment=fragment)
 
 
 def _switches(facts: Facts) -> None:

@@ -56,13 +56,16 @@ def _gpus(value: Any, name: str) -> int | None:
 
 
 def _environment(facts: Facts, document: Document) -> None:
-    """CUDA_VISIBLE_DEVICES and the like, which a script exports."""
+    """CUDA_VISIBLE_DEVICES and the like, which a script exports; what an Accelerator accumulates unless its program says otherwise."""
     script = document.detail
     if not isinstance(script, Script):
         return
     value = script.variables.get("CUDA_VISIBLE_DEVICES")
     if isinstance(value, Text) and re.fullmatch(r"\d+(,\d+)*", str(value)):
         facts.found.append(_fact(facts, "launch.visible_gpus", str(value).count(",") + 1, value.line))
+    steps = script.variables.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    if isinstance(steps, Text) and whole(str(steps)):
+        facts.found.append(_fact(facts, "training.accumulation", whole(str(steps)), steps.line))
 
 
 def _fact(facts: Facts, field: str, value: Any, line: int) -> Any:

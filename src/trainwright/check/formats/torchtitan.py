@@ -10,7 +10,7 @@ from ..document import Document, Path
 from ..known import keys
 from ..setup import Fact, Place, Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, flag, number, optimizer, plain, precision, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, flag, number, optimizer, plain, precision, schedule, text, unknown_keys, whole
 
 SECTIONS = {
     "training",
@@ -85,6 +85,7 @@ def say(facts: Facts, *above: str) -> None:
             ("training.steps", whole, ((*above, "training", "steps"),)),
             ("training.clip", number, ((*above, "training", "max_norm"),)),
             ("training.warmup_steps", whole, ((*above, "lr_scheduler", "warmup_steps"), (*above, "training", "warmup_steps"))),
+            ("training.lr_schedule", schedule, ((*above, "lr_scheduler", "decay_type"),)),
             ("training.learning_rate", number, ((*above, "optimizer", "lr"),)),
             ("training.optimizer", optimizer, ((*above, "optimizer", "name"),)),
             ("strategy.recompute", _mode, ((*above, "activation_checkpoint", "mode"),)),

@@ -9,7 +9,7 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, dig, flag, launched, number, optimizer, plain, precision, text, unknown_keys, whole
+from ._facts import FRAMEWORK, Facts, dig, flag, launched, number, optimizer, plain, precision, schedule, text, unknown_keys, whole
 from ._interpolate import resolved
 
 
@@ -33,6 +33,7 @@ def read(document: Document, context: Mapping[str, Any]) -> Reading:
             ("training.learning_rate", number, (("optimizer", "lr"),)),
             ("training.optimizer", optimizer, (("optimizer", "_component_"),)),
             ("training.warmup_steps", whole, (("lr_scheduler", "num_warmup_steps"),)),
+            ("training.lr_schedule", schedule, (("lr_scheduler", "_component_"),)),
             ("training.clip", number, ("clip_grad_norm",)),
             ("training.precision", precision, ("dtype",)),
             ("training.seq_len", whole, (("tokenizer", "max_seq_len"),)),

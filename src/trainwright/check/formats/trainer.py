@@ -10,7 +10,23 @@ from ..document import Document
 from ..known import keys
 from ..setup import Reading
 from . import Format
-from ._facts import FRAMEWORK, Facts, attention, dig, flag, launched, misspelt, number, optimizer, plain, share, text, unknown_keys, whole
+from ._facts import (
+    FRAMEWORK,
+    Facts,
+    attention,
+    dig,
+    flag,
+    launched,
+    misspelt,
+    number,
+    optimizer,
+    plain,
+    schedule,
+    share,
+    text,
+    unknown_keys,
+    whole,
+)
 from .deepspeed import stage
 
 OWN = (
@@ -74,6 +90,9 @@ def say(facts: Facts) -> None:
             ("training.clip", number, ("max_grad_norm",)),
             ("training.steps", whole, ("max_steps",)),
             ("training.warmup_steps", _steps, ("warmup_steps",)),
+            ("training.warmup_share", _share, ("warmup_ratio", "warmup_steps")),
+            ("training.lr_schedule", schedule, ("lr_scheduler_type", "lr_scheduler")),
+            ("training.least_learning_rate", number, (("lr_scheduler_kwargs", "min_lr"),)),
             ("training.optimizer", optimizer, ("optim",)),
             ("training.seq_len", whole, ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_len")),
             ("training.packing", flag, ("packing",)),
@@ -92,6 +111,11 @@ def _steps(value: Any) -> float | int | None:
     """Below 1 a share of the run, which is no number of steps."""
     found = number(value)
     return found if found is not None and (found >= 1 or found == 0) else None
+
+
+def _share(value: Any) -> float | None:
+    found = number(value)
+    return found if found is not None and 0 < found < 1 else None
 
 
 def switches(facts: Facts) -> None:

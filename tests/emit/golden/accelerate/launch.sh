@@ -8,14 +8,15 @@ export PYTORCH_ALLOC_CONF=expandable_segments:True
 export OMP_NUM_THREADS=1
 # a link or peer that fails is named in the log
 export NCCL_DEBUG=WARN
-# PyTorch's flight recorder keeps the last collectives: when a node hangs, the dump says which rank never came
-export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+# PyTorch's flight recorder keeps the last collectives: when a node hangs, the dump says which rank never came (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE)
+export TORCH_FR_BUFFER_SIZE=2000
+# micro-batches of a step: with FSDP and DDP `accelerate launch` drops its own --gradient_accumulation_steps
+export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4
 
 : "${HEAD_NODE:?set HEAD_NODE to the address of the first node}" "${NODE_RANK:?set NODE_RANK to the number of this node, from 0}"
 
 accelerate launch \
   --config_file accelerate_config.yaml \
-  --gradient_accumulation_steps 4 \
   --machine_rank "$NODE_RANK" \
   --main_process_ip "$HEAD_NODE" \
   --main_process_port 29500 \

@@ -8,8 +8,8 @@ export PYTORCH_ALLOC_CONF=expandable_segments:True
 export OMP_NUM_THREADS=1
 # a link or peer that fails is named in the log
 export NCCL_DEBUG=WARN
-# PyTorch's flight recorder keeps the last collectives: when a node hangs, the dump says which rank never came
-export TORCH_NCCL_TRACE_BUFFER_SIZE=2000
+# PyTorch's flight recorder keeps the last collectives: when a node hangs, the dump says which rank never came (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE)
+export TORCH_FR_BUFFER_SIZE=2000
 # one hardware queue: a collective is launched before the product that hides it (Megatron-Core demands it below Blackwell)
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

@@ -1,29 +1,17 @@
-"""The planner for assistants: plan, estimate, memory, check and explain over the Model Context Protocol, on standard input and output.
-
-    python -m trainwright.mcp            # or: trainwright mcp
-
-Needs the extra ``mcp``. A tool is a function of `TOOLS` with plain arguments; the protocol's description of it is its docstring. What is wrong with the
-input is the tool's answer: one line that names the place and the nearest right value, as on the command line. No tool writes, and none runs what it reads.
-"""
+"""What an assistant may ask, one function a tool. Plain arguments in, a plain table out; what is wrong with the input is a `SpecError`."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from .errors import SpecError, TrainwrightError
+from ..errors import SpecError
+from .schemas import Model, RunDocument, Strategy
 
 Answer = dict[str, Any]
-Model = str | dict[str, Any]
 MAX_PLANS, MAX_FILES, MAX_CHARACTERS = 20, 64, 2_000_000
 DAY_S = 86400.0
-INSTRUCTIONS = (
-    "Trainwright plans the distributed training of language models: memory to the byte, step time, cost. Call plan where the layout is open, estimate or "
-    "memory where it is given, check for configuration files and launch scripts, explain for an out-of-memory message. Bytes are whole numbers, times are "
-    "seconds, money is US dollars. Say of each number that it was computed."
-)
 
 
 def plan(
@@ -36,7 +24,7 @@ def plan(
     objective: str = "time",
     max_cost_usd: float | None = None,
     deadline_days: float | None = None,
-    strategy: dict[str, Any] | None = None,
+    strategy: Strategy | None = None,
     top: int = 3,
 ) -> Answer:
     """Search every layout of a model on a cluster and rank them.
@@ -46,7 +34,7 @@ def plan(
     and deadline_days limit the whole run. strategy: what to hold fixed (tp, pp, dp, cp, ep, sharding, recompute, micro_batch_size, ...). The answer: the top
     plans, best first, with memory, time, throughput, cost and reasons; what each rule removed; what would help where nothing fits.
     """
-    from . import api
+    from .. import api
 
     if not 1 <= top <= MAX_PLANS:
         raise SpecError(f"{top} is not between 1 and {MAX_PLANS}", "top")
@@ -55,15 +43,15 @@ def plan(
     return api.plan(document, top=top, objective=objective, max_cost=max_cost_usd, deadline_s=deadline_s).to_dict()
 
 
-def estimate(run: dict[str, Any]) -> Answer:
+def estimate(run: RunDocument) -> Answer:
     """Memory by part and phase, step time by part, communication, throughput, cost of one given run.
 
     run: {"model": ..., "cluster": "64xH100", "training": {"seq_len": 8192, "global_batch_size": 512, ...}, "strategy": {"framework": "fsdp2",
     "sharding": "zero3", "tp": 1, "pp": 1, "micro_batch_size": 1, "recompute": "full", ...}}. Unknown keys are errors that name the nearest one.
     """
-    from . import api
+    from .. import api
 
-    return api.estimate(run).to_dict()
+    return api.estimate(_without_files(run)).to_dict()
 
 
 def memory(
@@ -72,13 +60,13 @@ def memory(
     seq_len: int | None = None,
     global_batch_size: int | None = None,
     framework: str | None = None,
-    strategy: dict[str, Any] | None = None,
+    strategy: Strategy | None = None,
 ) -> Answer:
     """What one GPU holds at the worst moment, by part, and whether it fits: allocated, reserved, on the device.
 
     The arguments are those of plan; what strategy leaves out takes its default.
     """
-    from . import api
+    from .. import api
 
     found = api.estimate(_document(model, on, framework, strategy, seq_len=seq_len, global_batch_size=global_batch_size)).to_dict()
     return {k: found[k] for k in ("spec", "fits", "gpus", "parameters", "memory", "warnings", "assumed") if k in found}
@@ -92,23 +80,24 @@ def check(files: dict[str, str], launch: str = "", model: Model | None = None, o
     """
     if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_CHARACTERS:
         raise SpecError(f"more than {MAX_FILES} files or {MAX_CHARACTERS:,} characters", "files")
-    from .check.run import check as judged
+    from ..check.run import check as judged
 
+    _no_file(model)
     return judged(files, launch=launch, model=model, on=on).to_dict()
 
 
-def explain(message: str, run: dict[str, Any], top: int = 5) -> Answer:
+def explain(message: str, run: RunDocument, top: int = 5) -> Answer:
     """Name the tensor that an out-of-memory message is about ("Tried to allocate 9.47 GiB"), by its size in the given run, and what makes it smaller.
 
     run: as in estimate. top: how many tensors to name.
     """
-    from . import api
-    from .cost.oom import explain_allocation
-    from .resolve import resolve
+    from .. import api
+    from ..cost.oom import explain_allocation
+    from ..resolve import resolve
 
     if not 1 <= top <= 50:
         raise SpecError(f"{top} is not between 1 and 50", "top")
-    found = resolve(api.load(run))
+    found = resolve(api.load(_without_files(run)))
     return {"suspects": [asdict(s) for s in explain_allocation(message, found.model, found.cluster, found.job, found.plan, top)]}
 
 
@@ -116,6 +105,7 @@ TOOLS: tuple[Callable[..., Answer], ...] = (plan, estimate, memory, check, expla
 
 
 def _document(model: Model, on: str, framework: str | None, strategy: Mapping[str, Any] | None, **training: Any) -> Answer:
+    _no_file(model)
     given = {"framework": framework} if framework else {}
     return {
         "model": model,
@@ -125,35 +115,20 @@ def _document(model: Model, on: str, framework: str | None, strategy: Mapping[st
     }
 
 
-def server() -> Any:
-    """The server with every tool of `TOOLS`. Raises `SpecError` without the extra."""
-    try:
-        from mcp.server.mcpserver import MCPServer
-        from mcp.server.mcpserver.exceptions import ToolError
-    except ImportError:
-        raise SpecError("the server needs the mcp package: pip install 'trainwright[mcp]'", "mcp") from None
-    from . import __version__
-
-    made = MCPServer("trainwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-
-    def answering(tool: Callable[..., Answer]) -> Callable[..., Answer]:
-        @functools.wraps(tool)
-        def call(*args: Any, **kwargs: Any) -> Answer:
-            try:
-                return tool(*args, **kwargs)
-            except TrainwrightError as error:
-                raise ToolError(str(error)) from None
-
-        return call
-
-    for tool in TOOLS:
-        made.tool(structured_output=True)(answering(tool))
-    return made
+def _without_files(run: Mapping[str, Any]) -> Answer:
+    """The run spec, if it is a table whose model is not in a file."""
+    if not isinstance(run, Mapping):
+        raise SpecError(f"a run spec is a table with model, cluster, training, strategy; found {type(run).__name__}", "run")
+    _no_file(run.get("model"))
+    return dict(run)
 
 
-def main() -> None:
-    server().run("stdio")
+def _no_file(model: Any) -> None:
+    """Raises `SpecError` for a model that only a file of this machine could name: an assistant reads the user's files only where it is given their text."""
+    from ..catalog.known_models import model_rows, needs_no_file
+    from ..errors import nearest, one_line
 
-
-if __name__ == "__main__":
-    main()
+    if isinstance(model, str) and not needs_no_file(model):
+        looks = "/" in model or "\\" in model or model.startswith((".", "~")) or model.endswith(".json")
+        what = "no file is opened here: give the keys of the config.json" if looks else "is not in the catalogue"
+        raise SpecError(f"{one_line(model, 60)!r} {what}", "model", nearest(model[:80], model_rows()) or ["llama-3.1-8b", "7B"])
