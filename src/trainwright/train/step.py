@@ -100,7 +100,9 @@ class Trainer:
     def _make_optimizer(self) -> None:
         masters = self.run.job.master_weights == "fp32" and parameter_dtype(self.run) != torch.float32
         self.masters = optimizers.Masters(self.named) if masters else None
-        self.optimizer = optimizers.make(self.run, self.masters.named if self.masters else self.named, self.settings, self.ranks, self.notes)
+        self.optimizer = optimizers.make(
+            self.run, self.masters.named if self.masters else self.named, self.settings, self.ranks, self.notes
+        )
 
     # one step
 
