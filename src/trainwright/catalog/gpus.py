@@ -181,6 +181,8 @@ def spec_of(row: Row, where: str = "gpu") -> GpuSpec:
 
     mib = tables.number(row, "capacity_mib", where)
     capacity = round(mib * 2**20) if mib else round(value("mem_label_gb") * MIB_PER_LABEL_GB) * 2**20
+    if not capacity:
+        raise SpecError("less than a MiB is no card's memory", f"{where}.{'capacity_mib' if mib else 'mem_label_gb'}", [80])
     return GpuSpec(
         id=str(row["id"]),
         aliases=tuple(a for a in str(row.get("aliases") or "").split("|") if a),

@@ -8,7 +8,7 @@ engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from .data.batches import Batch
 from .decoder import Decoder, Table, build, initialize
 from .engines.deepspeed import OPS
 from .extensions import loaded
+from .losses import loss_of
 from .mesh import Ranks
 from .metrics import peak_bytes, tensor_bytes
 from .parallelize import parameter_dtype, recompute
 from .settings import Settings
-from .step import IGNORED, Trainer, loss_of
+from .step import IGNORED, Trainer
 
 KINDS = ("exp_avg", "exp_avg_sq")  # of AdamW, one number a weight; ``step`` is one number for all
 
@@ -105,13 +106,13 @@ class DeepSpeedTrainer(Trainer):
 
     # one step
 
-    def _forward_backward(self, batch: Batch, factor: float) -> torch.Tensor:
+    def _forward_backward(self, batch: Batch, factor: Callable[[], torch.Tensor]) -> torch.Tensor:
         total = torch.zeros((), device=self.ranks.machine.device)
         pieces = self.micro_batches(batch)
         for i, piece in enumerate(pieces):
             loss = loss_of(self.engine(piece.tokens, piece.positions, piece.documents), piece.labels)
             total += loss.detach()
-            self.engine.backward(loss * factor, scale_wrt_gas=False)
+            self.engine.backward(loss * factor(), scale_wrt_gas=False)
             if i < len(pieces) - 1:
                 self.engine.step()  # only counts the micro-batch
         return total

@@ -11,7 +11,7 @@ from .machine import Parameter, Tensor
 from .sizes import Size
 
 if TYPE_CHECKING:
-    from .step import Step
+    from .modules import Modules
 
 
 class Environment:
@@ -83,7 +83,7 @@ def ordered(block_ops: Iterable[Op], norms_last: bool = False) -> list[Op]:
     return result
 
 
-def run_block(step: Step, block: Block, params: dict[str, Parameter], x: Tensor) -> Tensor:
+def run_block(step: Modules, block: Block, params: dict[str, Parameter], x: Tensor) -> Tensor:
     """The rows of a block in order; returns its last output."""
     rows = ordered(block.ops, step.setup.model.family in NORMS_LAST)
     env = Environment(rows, x)
@@ -96,7 +96,7 @@ def run_block(step: Step, block: Block, params: dict[str, Parameter], x: Tensor)
     return env[rows[-1].output]
 
 
-def run_op(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def run_op(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     kinds = {
         "norm": norm,
         "linear": linear,
@@ -120,7 +120,7 @@ WIDE_LAYER_NORM = frozenset({"olmo"})  # layer_norm of an fp32 copy
 WIDE_ROTARY = frozenset({"olmo", "olmo2", "olmo3"})  # cos and sin stay fp32, the result is cast back
 
 
-def norm(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def norm(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     s = step.symbols
     per_head = op.heads > 0
     count = s.split(op.heads) if per_head else s.sequence() if op.region == "sequence" else s.tokens()
@@ -138,7 +138,7 @@ def norm(step: Step, op: Op, params: dict[str, Parameter], env: Environment, row
         env[op.output] = ops.fused_norm(step.run, x, count, w, b, 2)
 
 
-def linear(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def linear(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     """A product, LoRA's adapters beside it, and the view by head where attention copies the gradient back into rows."""
     x = env[op.inputs[0]]
     if step.symbols.tensor_parallel and op.parallel == "column":
@@ -149,7 +149,7 @@ def linear(step: Step, op: Op, params: dict[str, Parameter], env: Environment, r
     env[op.output] = out
 
 
-def column_input(step: Step, op: Op, env: Environment, x: Tensor) -> Tensor:
+def column_input(step: Modules, op: Op, env: Environment, x: Tensor) -> Tensor:
     """The whole input of a column-parallel product: gathered once a module with sequence parallelism, else its gradient is added up."""
     if not step.symbols.sequence_parallel:
         return tensor.reduce_gradient(step.run, x)
@@ -160,7 +160,7 @@ def column_input(step: Step, op: Op, env: Environment, x: Tensor) -> Tensor:
     return env.values[key] if module else env.values.pop(key)
 
 
-def needs_rows(step: Step, op: Op, rows: list[Op]) -> bool:
+def needs_rows(step: Modules, op: Op, rows: list[Op]) -> bool:
     """Queries and keys that turn (rotary) and everything in eager attention come back by head; fused kernels write rows."""
     readers = [o for o in rows if op.output in o.inputs]
     while readers and readers[0].kind == "norm":
@@ -175,7 +175,7 @@ def needs_rows(step: Step, op: Op, rows: list[Op]) -> bool:
     return readers[0].kind == "rope" or kind in ("eager", "sdpa-math") or (kind == "efficient" and repeated)
 
 
-def rope(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def rope(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     core = next(o for o in rows if o.kind == "attention")
     q, k = op.inputs
     tables = step.rotary_tables(op.head_dim)
@@ -186,21 +186,21 @@ def rope(step: Step, op: Op, params: dict[str, Parameter], env: Environment, row
     env[core.inputs[0]], env[core.inputs[1]] = turned
 
 
-def attention(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def attention(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     r = step.run
     args = [env[name] for name in op.inputs]
     core = step.attention_core(op)
     env[op.output] = step.maybe_checkpoint("core_attn", core, args) if r.recording else core(*args)
 
 
-def activation(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def activation(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     env[op.output] = ops.activation(step.run, env[op.inputs[0]], op.function)
 
 
-def multiply(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def multiply(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     env[op.output] = ops.multiply(step.run, env[op.inputs[0]], env[op.inputs[1]])
 
 
-def add(step: Step, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+def add(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
     out: Size = step.symbols.region(op.region, op.width)
     env[op.output] = ops.add(step.run, env[op.inputs[0]], env[op.inputs[1]], out)
