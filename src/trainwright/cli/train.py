@@ -191,9 +191,12 @@ def report_dry_run(run: Run, json_: bool) -> int:
     from .plan import _waiting
 
     ENGINES[NATIVE].check(run, Settings(), False)  # no other engine's code runs on fake tensors
-    with _waiting("building one rank on fake tensors"):
-        found = dry_run(run)
     expected = estimate(run.filled)
+    fullest = int(expected.table.memory.pipeline_rank[expected.index]) * (
+        run.plan.gpus // run.plan.pp
+    )  # pp is the outermost axis of the ranks
+    with _waiting("building one rank on fake tensors"):
+        found = dry_run(run, fullest)
     if json_:
         print_json(dry_run_dict(found, expected))
     else:

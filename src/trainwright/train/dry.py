@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,12 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from ..errors import SpecError, TrainwrightError, one_line
 from ..resolve import Run
 from .data.batches import Batch
-from .decoder import build
+from .decoder import Decoder, build
 from .device import Machine
-from .mesh import ranks_of
+from .mesh import Ranks, ranks_of
 from .metrics import tensor_bytes
 from .parallelize import apply, parameter_dtype
+from .pipeline import Key, Mail, Pipeline, part_of
 from .probe import quiet
 from .program import Buckets, world
 from .settings import Settings
@@ -48,6 +49,44 @@ class DryRun:
     software: str
 
 
+def lay_out(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
+    """The plan's wrappers around modules that are on their device already."""
+    part.__dict__["to_empty"] = lambda device: part
+    call = apply(part, run, ranks, seed)
+    if isinstance(call, nn.parallel.DistributedDataParallel):
+        hook_without_data(call)
+    return call
+
+
+class NoMail(Mail):
+    """What a rank sends is gone at once, what it receives is there at once and empty: nobody is at the other end."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.sending = []
+
+    def send(self, x: torch.Tensor, receiver: int) -> None:
+        x.contiguous()
+
+    def receive(self, key: Key, empty: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return empty()
+
+
+class DryPipeline(Pipeline):
+    """One rank's stages and its whole list, without the others."""
+
+    def _part(self, layers: range, first: bool, last: bool) -> Decoder:
+        return part_of(self.run, layers, first, last)
+
+    def _lay_out(self, part: Decoder, seed: int) -> nn.Module:
+        return lay_out(part, self.run, self.ranks, seed)
+
+    def _mail(self) -> Mail:
+        return NoMail()
+
+
 class Dry(Trainer):
     """`Trainer` whose step reads no number."""
 
@@ -55,18 +94,14 @@ class Dry(Trainer):
 
     def _build(self) -> None:
         """Fake tensors cost nothing: no detour over the meta device, whose exchange of tensors they do not allow."""
-        if self.run.plan.pp > 1:
-            raise SpecError(
-                "a pipeline is not built on fake tensors here; `trainwright verify --memory` measures its stages", "strategy.pp", [1]
-            )
-        self.pipeline = None
+        self.pipeline = DryPipeline(self.run, self.ranks, self.settings.seed) if self.run.plan.pp > 1 else None
+        if self.pipeline is not None:
+            self.parts = [s.part for s in self.pipeline.stages.values()]
+            self.calls = [s.call for s in self.pipeline.stages.values()]
+            return
         part = build(self.run.model, attention=self.run.plan.structure.attention, dtype=parameter_dtype(self.run))
-        part.__dict__["to_empty"] = lambda device: part
         self.parts = [part]
-        call = apply(part, self.run, self.ranks, self.settings.seed)
-        if isinstance(call, nn.parallel.DistributedDataParallel):
-            hook_without_data(call)
-        self.calls = [call]
+        self.calls = [lay_out(part, self.run, self.ranks, self.settings.seed)]
 
     def dry_step(self, batch: Batch) -> None:
         self._set_rate()

@@ -50,6 +50,11 @@ def layers_of(run: Run, stages: int) -> list[range]:
     return [range(end - n, end) for end, n in zip(ends, counts)]
 
 
+def part_of(run: Run, layers: range, first: bool, last: bool) -> Decoder:
+    """The modules of one stage."""
+    return build(run.model, attention=run.plan.structure.attention, layers=layers, first=first, last=last, dtype=parameter_dtype(run))
+
+
 def channels(table: ActionTable) -> dict[tuple[int, int], list[Key]]:
     """(sender, receiver) -> what crosses, in the order of the sender's list."""
     place, found = table.placement, defaultdict(list)
@@ -188,7 +193,7 @@ class Pipeline:
     """The stages of this rank and their list. `run_step(batches, loss)` leaves the gradients of the whole step and returns this rank's summed loss."""
 
     def __init__(self, run: Run, ranks: Ranks, seed: int, backend: str | None = None) -> None:
-        self.run, self.ranks = run, ranks
+        self.run, self.ranks, self.backend = run, ranks, backend
         self.table = table_of(run)
         place, me = self.table.placement, ranks.rank("pp")
         self.rank = me
@@ -197,18 +202,22 @@ class Pipeline:
         splits = any(a.kind in ("I", "W") for a in self.table.lists[me])
         self.stages: dict[int, Stage] = {}
         for index in place.stages_of(me):
-            with torch.device("meta"):
-                part = build(
-                    run.model,
-                    attention=run.plan.structure.attention,
-                    layers=cuts[index],
-                    first=index == 0,
-                    last=index == place.stages - 1,
-                    dtype=parameter_dtype(run),
-                )
-            self.stages[index] = Stage(index, part, apply(part, run, ranks, seed, backend), splits)
-        self.mail = Mail(self.table, ranks)
+            part = self._part(cuts[index], index == 0, index == place.stages - 1)
+            self.stages[index] = Stage(index, part, self._lay_out(part, seed), splits)
+        self.mail = self._mail()
         self._pair_copies()
+
+    # what a run on fake tensors does otherwise
+
+    def _part(self, layers: range, first: bool, last: bool) -> Decoder:
+        with torch.device("meta"):
+            return part_of(self.run, layers, first, last)
+
+    def _lay_out(self, part: Decoder, seed: int) -> nn.Module:
+        return apply(part, self.run, self.ranks, seed, self.backend)
+
+    def _mail(self) -> Mail:
+        return Mail(self.table, self.ranks)
 
     # weights that two ranks hold
 
@@ -338,12 +347,14 @@ class Pipeline:
             self._give(("B", stage.index - 1, m), x.grad.to(self.dtype))
 
     def _sync(self, stage: Stage) -> None:
-        """FSDP2 reduces a stage's gradients with its last backward of the step."""
+        """FSDP2 reduces a stage's gradients with its last backward of the step, and keeps its weights from one backward to the next forward until then, as
+        torch.distributed.pipelining's own stages do."""
         if stage.wrapped:
             mine = sum(int(self.table.placement.rank_of(stage.index, m)) == self.rank for m in range(self.run.plan.accumulation))
             last = stage.backwards == mine
             stage.part.set_requires_gradient_sync(last)
             stage.part.set_is_last_backward(last)
+            stage.part.set_reshard_after_backward(last)
 
     def _sum_gradients(self) -> None:
         sum_gradients([s.part for s in self.stages.values()], self.ranks)

@@ -1,0 +1,94 @@
+"""`trainwright train --dry-run`: one rank of a run of any size, built and stepped on fake tensors in this process, holds what the plan says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from layouts import MODELS
+
+import trainwright as tw
+from trainwright.cli import main
+from trainwright.errors import SpecError
+from trainwright.report.dry_run import predicted
+from trainwright.resolve import resolve
+from trainwright.spec.run import validate
+from trainwright.train.dry import DryRun, dry_run
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 8}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"framework": "ddp", "dp": 8},
+    "zero3": {"dp": 8, "sharding": "zero3"},
+    "zero3 x sp": {"dp": 4, "tp": 2, "sharding": "zero3", "sequence_parallel": True},
+    "1f1b": {"pp": 2, "dp": 4, "sharding": "zero3", "schedule": "1f1b"},
+    "interleaved x sp": {
+        "pp": 2,
+        "tp": 2,
+        "dp": 2,
+        "sharding": "zero3",
+        "sequence_parallel": True,
+        "schedule": "interleaved-1f1b",
+        "virtual_stages": 2,
+    },
+    "gpipe": {"pp": 4, "dp": 2, "sharding": "zero2", "schedule": "gpipe"},
+}
+
+
+def spec(strategy: dict[str, Any], nodes: int = 1, batch: int = 16, **model: Any) -> dict[str, Any]:
+    return {
+        "model": MODELS["llama"] | WIDE | model,
+        "cluster": {"gpu": "H100", "nodes": nodes, "gpus_per_node": 8},
+        "training": {"seq_len": 64, "global_batch_size": batch},
+        "strategy": {"framework": "fsdp2", "micro_batch_size": 1, **strategy},
+    }
+
+
+def built_and_planned(said: dict[str, Any]) -> tuple[DryRun, dict[str, int]]:
+    run = resolve(validate(said))
+    planned = tw.estimate(run.filled)
+    fullest = int(planned.table.memory.pipeline_rank[planned.index])
+    return dry_run(run, fullest * run.plan.gpus // run.plan.pp), predicted(planned)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("ddp", "zero3", "interleaved x sp") else []) for n in LAYOUTS]
+)
+def test_one_rank_holds_what_the_plan_says(name: str) -> None:
+    """What it owns to the byte, but for rotary frequencies, which the trainer computes; its peak within five percent."""
+    built, planned = built_and_planned(spec(LAYOUTS[name]))
+    buffers = resolve(validate(spec(LAYOUTS[name]))).model.buffer_bytes
+    assert built.parameters == planned["parameters"] - buffers
+    assert built.optimizer == planned["optimizer"]
+    assert built.peak_bytes == pytest.approx(planned["peak_bytes"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_one_rank_of_16384() -> None:
+    """Tensor x pipeline x data parallelism at its true size: no rank but one is ever made."""
+    layout = {"tp": 8, "pp": 16, "dp": 128, "sharding": "zero3", "sequence_parallel": True, "recompute": "full"}
+    built, planned = built_and_planned(spec(layout, nodes=2048, batch=16 * 128, num_hidden_layers=16))
+    assert built.ranks == 16_384
+    assert built.optimizer == planned["optimizer"]
+
+
+def test_the_command_builds_the_fullest_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(spec(LAYOUTS["1f1b"])))
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", str(plan), "--dry-run", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["built"]["optimizer"] == found["predicted"]["optimizer"]
+    assert found["built"]["rank"] in (0, 4)
+
+
+def test_what_this_trainer_cannot_build_is_one_line() -> None:
+    with pytest.raises(SpecError, match="training.precision"):
+        dry_run(
+            resolve(
+                validate(spec({"dp": 8, "sharding": "zero3"}) | {"training": {"seq_len": 64, "global_batch_size": 16, "precision": "fp8"}})
+            )
+        )
