@@ -358,3 +358,22 @@ def test_an_option_that_accelerate_hands_to_deepspeed_alone() -> None:
     assert [f.severity for f in fsdp.findings if f.check == "K33" and "DeepSpeed only" in f.what] == [Severity.WARNING]
     deepspeed = check({"a.yaml": config.format("DEEPSPEED") + "deepspeed_config:\n  zero_stage: 2\n", "run.sh": launch})
     assert not [f for f in deepspeed.findings if f.check == "K33" and "DeepSpeed only" in f.what]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"zero_optimization": {"stage": 7}}', "zero_optimization.stage is '7'"),
+        ('{"bf16": {"enabled": "maybe"}}', "bf16.enabled is 'maybe'"),
+        ('{"train_batch_size": -4, "zero_optimization": {"stage": 1}}', "train_batch_size is '-4'"),
+        ('{"train_batch_size": NaN, "zero_optimization": {"stage": 1}}', "train_batch_size is 'nan'"),
+        ('{"zero_optimization": [], "fp16": {"enabled": true}}', "zero_optimization is '[]'"),
+    ],
+)
+def test_values_that_deepspeed_refuses(text: str, wanted: str) -> None:
+    assert any(wanted in line for line in of(check({"ds.json": text}), "K27"))
+
+
+def test_words_that_deepspeed_reads_as_values_are_none_of_them() -> None:
+    text = '{"train_batch_size": "auto", "zero_optimization": {"stage": "3"}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "false"}}'
+    assert not of(check({"ds.json": text}), "K27")

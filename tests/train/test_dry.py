@@ -86,7 +86,7 @@ def test_the_command_builds_the_fullest_stage(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_what_this_trainer_cannot_build_is_one_line() -> None:
-    with pytest.raises(SpecError, match="training.precision"):
+    with pytest.raises(SpecError, match=r"training\.precision"):
         dry_run(
             resolve(
                 validate(spec({"dp": 8, "sharding": "zero3"}) | {"training": {"seq_len": 64, "global_batch_size": 16, "precision": "fp8"}})

@@ -16,6 +16,7 @@ from trainwright.train.files import METRICS, read_errors, read_events, write_err
 
 pytest.importorskip("torch")
 from trainwright.train.hang import blame
+from trainwright.train.launch import failed_rank
 from trainwright.train.metrics import Metrics
 from trainwright.train.survive import Agreement, Diverged, Losses, Stop
 
@@ -37,6 +38,15 @@ def test_a_jump_is_told_and_ends_the_run_only_beyond_the_factor() -> None:
         assert told.startswith("step 21: the loss jumped to 2.6")
     with pytest.raises(Diverged, match=r"jumped to 9, .* x the mean of the last 20"):
         losses.see(22, 9.0, "")
+
+
+def test_of_several_failed_ranks_the_killed_one_is_blamed() -> None:
+    """torchrun's table puts the rank first whose end it saw first, which may only have lost its connection."""
+    one, other = ("rank      : {0} (local_rank: {0})\n  exitcode  : {1} (pid: 7)\n  ".format(*f) for f in ((1, -9), (0, 1)))
+    table = f"[1]:\n  {one}Root Cause:\n  {other}"
+    assert failed_rank(table) == "rank 1 was killed by signal 9"
+    assert failed_rank(table.replace("-9", "3")) == "rank 0 ended with status 1"
+    assert failed_rank("nothing of that kind") is None
 
 
 def note(step: int, **groups: tuple[str, int, int]) -> dict[str, Any]:

@@ -295,10 +295,8 @@ class Launch:
             return named[0]
         with contextlib.suppress(OSError):
             log = (self.folder / "logs" / "torchrun.log").read_text(errors="replace")
-            if found := re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", log):
-                code, rank = int(found[-1][0]), found[-1][1]
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-                return f"rank {rank} {how}, and {self.place.restarts} restarts are used up; see {self.folder / 'logs'}"
+            if how := failed_rank(log):
+                return f"{how}, and {self.place.restarts} restarts are used up; see {self.folder / 'logs'}"
             if "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log:
                 return f"the other machines did not come to {self.place.rendezvous} in time"
         return str(errors[0]["message"]) if errors else f"torchrun ended with status {status}; see {self.folder / 'logs' / 'torchrun.log'}"
@@ -324,3 +322,12 @@ def settings_of(base: Mapping[str, Any], said: Mapping[str, Any]) -> Settings:
         return Settings.from_dict({**base, **said})
     except TypeError as error:
         raise TrainwrightError(f"settings: {error}") from None
+
+
+def failed_rank(log: str) -> str | None:
+    """The rank that torchrun's table of failures blames: one that was killed, if any, since the others only lost their connection to it."""
+    found = [(int(rank), int(code)) for rank, code in re.findall(r"rank +: (\d+) \(.*\n +exitcode +: (-?\d+)", log)]
+    if not found:
+        return None
+    rank, code = min(found, key=lambda f: (f[1] >= 0, f[0]))
+    return f"rank {rank} was killed by signal {-code}" if code < 0 else f"rank {rank} ended with status {code}"

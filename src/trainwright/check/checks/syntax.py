@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -310,6 +311,40 @@ def types(setup: Setup) -> Iterator[Finding]:
                 "Write a number.",
             )
         yield from _null_text(view)
+        if view.format == "deepspeed":
+            yield from _deepspeed_values(view)
+
+
+# What DeepSpeed's own configuration classes take, or the word auto (runtime/config.py, runtime/zero/config.py of 0.19.8).
+WHOLE = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+SECTIONS = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
+
+
+def _deepspeed_values(view: View) -> Iterator[Finding]:
+    """Values of the right name that DeepSpeed refuses: stages that do not exist, counts that are none, words for switches."""
+    data = view.document.data
+    if not isinstance(data, dict):
+        return
+    wrong: list[tuple[tuple[str, ...], object, str]] = []
+    wrong += [((n,), data[n], "a whole number above zero") for n in WHOLE if n in data and not _is_count(data[n])]
+    wrong += [((n,), data[n], "a table") for n in SECTIONS if data.get(n) is not None and not isinstance(data[n], dict)]
+    for name in ("fp16", "bf16"):
+        section = data.get(name)
+        if isinstance(section, dict) and str(section.get("enabled", False)).lower() not in ("true", "false", "auto", "0", "1"):
+            wrong.append(((name, "enabled"), section["enabled"], "true or false"))
+    zero = data.get("zero_optimization")
+    if isinstance(zero, dict) and str(zero.get("stage", 0)) not in ("0", "1", "2", "3", "auto"):
+        wrong.append((("zero_optimization", "stage"), zero["stage"], "0, 1, 2 or 3"))
+    for path, value, wanted in wrong:
+        what = f"{'.'.join(path)} is {str(value)[:40]!r}: DeepSpeed takes {wanted}."
+        yield Finding("K27", ERROR, view.place(path), what, f"Write {wanted}.")
+
+
+def _is_count(value: object) -> bool:
+    """Texts are the concern of `types`."""
+    if isinstance(value, str):
+        return True
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value) and value > 0 and value == int(value)
 
 
 NULLABLE = ("max_steps", "resume_from_checkpoint", "dataset_num_proc", "num_query_groups", "virtual_pipeline_model_parallel_size",
