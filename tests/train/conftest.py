@@ -7,6 +7,41 @@ from collections.abc import Callable, Iterator
 import pytest
 from workers import Workers
 
+# The gate has a quarter of an hour on two cores: what other cases of the same battery cover as well runs with ``-m slow``.
+NOT_IN_THE_GATE = (
+    "test_a_module_of_ones_own_trains_resumes",
+    "test_compiled.py::test_layouts",
+    "test_losses.py::test_layouts[ddp",
+    "test_losses.py::test_layouts[pp",
+    "test_adopt.py::test_every_layout_computes_what_one_device_computes[ddp]",
+    *(f"test_autocast[{kind}" for kind in ("interleaved-1f1b-ddp", "zb-h1", "zb-v-ddp", "dualpipe", "1f1b-ddp")),
+    *(
+        f"test_every_schedule_on_two_ranks[{name}]"
+        for name in ("combined-1f1b", "eager-1f1b", "looped-bfs", "v-half", "v-min", "zb-h2", "interleaved-zb1p")
+    ),
+    *(
+        f"test_estimate_and_pytorch_agree[{name}"
+        for name in ("FSDP2 zero3, accumulating", "FSDP2 zero3, reduced", "ZeRO-1", "OLMo 2", "StarCoder 2", "SP]")
+    ),
+    *(
+        f"test_gpt[{name}"
+        for name in ("zero2", "tp 2", "ddp x sp", "zero3 x tp", "sp x pp", "zero3, accumulation]", "zero3, recompute every", "zero3, eager")
+    ),
+    *(f"test_16_bits[{name}" for name in ("zero2", "replicate", "pp", "zero1", "ddp, fp16")),
+    *(f"test_the_whole_gradient_is_clipped_whatever_splits_it[{name}" for name in ("ddp", "sp", "pp")),
+    *(
+        f"test_resident_bytes_are_the_plans[{name}"
+        for name in ("zero2", "zero3, root", "tp-", "zero3 x tp", "zero3, fp16", "ddp, autocast", "replicate")
+    ),
+    *(f"test_deepspeed.py::{name}" for name in ("test_a_killed",)),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(pattern in item.nodeid for pattern in NOT_IN_THE_GATE):
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Workers]]:
