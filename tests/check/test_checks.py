@@ -364,7 +364,7 @@ def test_an_option_that_accelerate_hands_to_deepspeed_alone() -> None:
     ("text", "wanted"),
     [
         ('{"zero_optimization": {"stage": 7}}', "zero_optimization.stage is '7'"),
-        ('{"bf16": {"enabled": "maybe"}}', "bf16.enabled is 'maybe'"),
+        ('{"bf16": {"enabled": "maybe"}, "zero_optimization": {"stage": 1}}', "bf16.enabled is 'maybe'"),
         ('{"train_batch_size": -4, "zero_optimization": {"stage": 1}}', "train_batch_size is '-4'"),
         ('{"train_batch_size": NaN, "zero_optimization": {"stage": 1}}', "train_batch_size is 'nan'"),
         ('{"zero_optimization": [], "fp16": {"enabled": true}}', "zero_optimization is '[]'"),
@@ -377,3 +377,11 @@ def test_values_that_deepspeed_refuses(text: str, wanted: str) -> None:
 def test_words_that_deepspeed_reads_as_values_are_none_of_them() -> None:
     text = '{"train_batch_size": "auto", "zero_optimization": {"stage": "3"}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "false"}}'
     assert not of(check({"ds.json": text}), "K27")
+
+
+def test_a_batch_that_suits_no_number_of_ranks_is_mended_for_those_that_are_there() -> None:
+    text = (
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}'
+    )
+    (found,) = (f for f in check({"ds.json": text}, on="8xA100").findings if f.check == "K02")
+    assert found.changes[0].value == 48

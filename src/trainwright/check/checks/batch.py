@@ -52,7 +52,7 @@ def _worlds(view: View, total: int, micro: int, steps: int | None, ranks: int | 
     right = [total // per] if steps and total % per == 0 else [] if steps else divisors(total // micro) if total % micro == 0 else []
     product = f"{total} = {micro} x {steps if steps else 'accumulation'} x ranks"
     if not right:
-        nearest = max(1, round(total / per)) * per
+        nearest = (ranks or max(1, round(total / per))) * per
         yield said(
             view, key, "K02", ERROR, f"No number of ranks makes {product} true.",
             f"train_batch_size {nearest} suits {nearest // per} ranks.", put(view, key, nearest),
