@@ -188,7 +188,9 @@ def test_r13_flops(model: str, layers: int, width: int, parameters: int) -> None
     assert by_rule == pytest.approx(found, rel=0.07)
 
 
-@pytest.mark.parametrize("on", ["8xH100", "8xA100-80GB", "64xH100", "64xA100-80GB"])
+@pytest.mark.parametrize(
+    "on", ["8xH100", pytest.param("8xA100-80GB", marks=pytest.mark.slow), "64xA100-80GB", pytest.param("64xH100", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("framework", ["fsdp2", "megatron"])
 def test_r14_utilization(on: str, framework: str) -> None:
     training = {"seq_len": 4096, "global_batch_size": 1024}
