@@ -13,7 +13,15 @@ NOT_IN_THE_GATE = (
     "test_compiled.py::test_layouts",
     "test_losses.py::test_layouts[ddp",
     "test_losses.py::test_layouts[pp",
-    "test_adopt.py::test_every_layout_computes_what_one_device_computes[ddp]",
+    "test_adopt.py::test_every_layout_computes_what_one_device_computes[",
+    "test_losses.py::test_layouts[zero3",
+    "test_dry.py::test_one_rank_holds_what_the_plan_says[zero3 x sp",
+    "test_dry.py::test_the_command",
+    "test_autocast[zb-v-fsdp2",
+    "test_autocast[interleaved-1f1b-fsdp2",
+    "test_export.py::test_a_damaged",
+    "test_export.py::test_a_folder",
+    *(f"test_no_group_outlives_its_world[{name}" for name in ("tensor", "pipeline", "context")),
     *(f"test_autocast[{kind}" for kind in ("interleaved-1f1b-ddp", "zb-h1", "zb-v-ddp", "dualpipe", "1f1b-ddp")),
     *(
         f"test_every_schedule_on_two_ranks[{name}]"
