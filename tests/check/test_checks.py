@@ -374,8 +374,8 @@ def test_values_that_deepspeed_refuses(text: str, wanted: str) -> None:
     assert any(wanted in line for line in of(check({"ds.json": text}), "K27"))
 
 
-def test_words_that_deepspeed_reads_as_values_are_none_of_them() -> None:
-    text = '{"train_batch_size": "auto", "zero_optimization": {"stage": "3"}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "false"}}'
+def test_words_that_deepspeed_reads_as_values_and_placeholders_are_none_of_them() -> None:
+    text = '{"train_batch_size": "auto", "zero_optimization": {"stage": "3"}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "${fp16}"}}'
     assert not of(check({"ds.json": text}), "K27")
 
 
