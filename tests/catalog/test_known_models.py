@@ -69,8 +69,7 @@ def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
         (b"", "is empty"), (b"  \n", "is empty"), (b"{", "is not valid JSON: .* in line 1"), (b"[1, 2]", "holds list, not a table"),
         (b"3", "holds int, not a table"), (b"\x00\x01\x02", "is a binary file"), (b"\xff\xfe\xfa", "is not UTF-8"), (b"{}", "has no model_type"),
         (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"), (b'{"a": ' + b"9" * 5000 + b"}", "a number too long"),
-        (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "nested too deeply"), (b'{"model_type": "llama", "hidden_size": NaN}', "holds NaN"),
-        (b'{"model_type": "llama", "rope_theta": 1e999}', "holds 1e999"),
+        (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "nested too deeply"), (b'{"model_type": "llama", "hidden_size": NaN}', "is not a whole number"),
         (b'{"model_type": "lama"}', "unknown model_type 'lama'"), (b" " * (10 * 2**20 + 1), "10 MiB, more than the 10"),
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ def prepared(name: str) -> tuple[Task, Case, Space]:
     return task, case, enumerate_plans(case, task.spec.strategy, False)
 
 
-def sample(name: str, recompute: str, offload: str, count: int = 30) -> PlanTable:
+def sample(name: str, recompute: str, offload: str, count: int = 60) -> PlanTable:
     task, case, space = prepared(name)
     table = space.at(space.table, recompute, offload)
     late = late_rules(task.spec.strategy, False)

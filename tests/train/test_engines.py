@@ -87,6 +87,15 @@ def test_pytorchs_engine_does_not_run_unsharded_what_is_planned_sharded(framewor
         ENGINES["native"].check(plan, Settings(), False)
 
 
+@pytest.mark.parametrize(
+    ("training", "said"), [({"method": "lora", "lora_rank": 8}, "training.method: lora"), ({"dropout": 0.1}, "training.dropout")]
+)
+def test_pytorchs_engine_does_not_leave_out_without_a_word(training: dict[str, Any], said: str) -> None:
+    """A plan with adapters would be trained whole, one with dropout without it."""
+    with pytest.raises(SpecError, match=said):
+        ENGINES["native"].check(run_of("gpt", {"framework": "ddp", "dp": 2}, training), Settings(), False)
+
+
 def test_deepspeed_reads_what_emit_writes_with_the_runs_own_settings(tmp_path: Path) -> None:
     plan = run({"sharding": "zero2", "offload": "optimizer-cpu", "micro_batch_size": 2}, optimizer_kernel="foreach")
     settings = Settings(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, clip=0.5, weight_decay=0.2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -60,6 +61,17 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return merged
 
 
+def _check_values(config: Mapping[str, Any], where: str) -> None:
+    """Raises `SpecError` for a number that is none, and for text where rotary embeddings have a table: keys that no count of parameters reads."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _check_values(value, f"{where}.{key}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise SpecError(f"{value} is no number", f"{where}.{key}")
+        elif key in ("rope_scaling", "rope_parameters") and value is not None:
+            raise SpecError(f"{str(value)[:40]!r} is not a table", f"{where}.{key}")
+
+
 def build_model(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     """A configuration's keys -> ModelSpec.
 
@@ -75,6 +87,7 @@ def build_model(config: Mapping[str, Any], name: str = "") -> ModelSpec:
     if family is None:
         raise unknown("model_type", kind, _by_type(), name or "model")
     model = family.build(text, name)
+    _check_values(text, name or "model")
     if text is not config or "vision_config" in config:
         model = replace(model, notes=("text part only: the encoders of other modalities are left out", *model.notes))
     return model

@@ -28,7 +28,8 @@ from .mesh import Ranks
 from .metrics import peak_bytes, tensor_bytes
 from .parallelize import parameter_dtype, recompute
 from .settings import Settings
-from .step import IGNORED, Trainer
+from .state import key
+from .step import IGNORED, Trainer, plain
 
 KINDS = ("exp_avg", "exp_avg_sq")  # of AdamW, one number a weight; ``step`` is one number for all
 
@@ -244,14 +245,6 @@ def blocks(part: Decoder) -> Iterator[tuple[str, Table]]:
     for name, block in (("embed", part.embed), *((f"layers.{n}", layer) for n, layer in part.layers.items()), ("head", part.head)):
         assert isinstance(block, Table)
         yield name, block
-
-
-def plain(name: str) -> str:
-    return name.replace("_checkpoint_wrapped_module.", "")
-
-
-def key(name: str, kind: str | None) -> str:
-    return f"model.{name}" if kind is None else f"optimizer.{name}.{kind}"
 
 
 def part_of(whole: torch.Tensor, size: int, rank: int) -> torch.Tensor:

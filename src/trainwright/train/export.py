@@ -16,9 +16,8 @@ from . import weights
 from .checkpoint import export_model, step_folders
 from .decoder import build
 from .files import CHECKPOINTS
+from .parallelize import DTYPES
 from .storage import MANIFEST, read_manifest, whole_tensor
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from .config import Numbers
 from .kernels import attend
 from .modules import ACTIVATIONS, RMSNorm, rotate
+from .parallelize import DTYPES
 from .ranks import answer, joined
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOKENS, WIDTHS = (
     (128, 512, 2048),
     ((128, 128), (128, 512), (512, 128), (384, 384), (256, 1024), (1024, 256), (512, 2048), (2048, 512), (1024, 1024)),

@@ -43,13 +43,18 @@ def states_of(trainer: Trainer) -> Any:
     return getattr(trainer.optimizer, "optim", trainer.optimizer).state
 
 
+def key(name: str, kind: str | None = None) -> str:
+    """What a weight, or a kind of its optimizer state, is called in a checkpoint."""
+    return f"model.{name}" if kind is None else f"optimizer.{name}.{kind}"
+
+
 def everything(trainer: Trainer) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     states = states_of(trainer)
-    for name, kept, key in weights(trainer):
-        found.append((f"model.{name}", kept.detach()))
-        if key in states:
-            found += [(f"optimizer.{name}.{kind}", as_part(v, kept)) for kind, v in states[key].items() if isinstance(v, torch.Tensor)]
+    for name, kept, known in weights(trainer):
+        found.append((key(name), kept.detach()))
+        if known in states:
+            found += [(key(name, kind), as_part(v, kept)) for kind, v in states[known].items() if isinstance(v, torch.Tensor)]
     return found
 
 

@@ -63,7 +63,7 @@ class Trainer:
         self.good = 0
         self._build()
         named = [(n, p) for part in self.parts for n, p in part.named_parameters() if p.requires_grad]
-        self.named = [(n.replace("_checkpoint_wrapped_module.", ""), p) for n, p in named]
+        self.named = [(plain(n), p) for n, p in named]
         self._load_initial()
         self._make_optimizer()
 
@@ -252,6 +252,11 @@ class Trainer:
 
     def progress(self) -> dict[str, Any]:
         return {"steps": self.steps, "scale": self.scale, "good": self.good}
+
+
+def plain(name: str) -> str:
+    """A parameter's name without the wrapper that recomputes its block."""
+    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 def scaled(loss: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

@@ -119,8 +119,6 @@ class Owned:
         self.fsdp.groups.append(group)
         return group
 
-    # forward
-
     def parameters(self) -> list[Parameter]:
         return [*self.root.values(), *(p for params in self.layer_params for p in params.values())]
 

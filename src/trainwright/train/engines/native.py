@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def check(run: Run, settings: Settings, on_gpu: bool) -> None:
-    """Only FSDP2 shards gradients and parameters: another framework's plan would be run unsharded, without a word."""
-    s = run.plan.structure
+    """Only FSDP2 shards gradients and parameters: another framework's plan would be run unsharded, without a word; so would adapters be trained whole."""
+    s, job = run.plan.structure, run.job
+    if job.method != "full":
+        raise SpecError(f"{job.method} is only planned here: all weights are trained", "training.method", ["full"])
+    if job.dropout:
+        raise SpecError("nothing is dropped out here", "training.dropout", [0])
     if s.sharding in ("zero2", "zero3") and s.framework != "fsdp2":
         raise SpecError(
             f"{s.framework} with {s.sharding}: PyTorch's own engine shards gradients and parameters with FSDP2 only",
