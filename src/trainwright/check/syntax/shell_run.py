@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ..document import Problem
 from .shell_expand import OUTSIDE, Expander, State
 from .shell_parser import DECLARES, Parser
+from .shell_test import UNSET, bracket, expression, test_text
 from .shell_tree import Assign, Case, Condition, Function, Group, If, Loop, Node, Simple, Word
 from .shell_values import Text, compute, joined, text
 from .source import Broken
@@ -183,7 +184,7 @@ class _Runner:
             if isinstance(node, Simple):
                 self.assignments(node, state)
                 words = [f for w in node.words if isinstance(w, tuple) for f in self._test_fields(w, state)]
-                one, guess = _bracket(words)
+                one, guess = bracket(words)
             elif isinstance(node, Condition):
                 one, guess = self.condition(node, state)
             else:
@@ -204,7 +205,7 @@ class _Runner:
             part = next(p for p in word if p.kind != "text" or p.value)
             if part.kind == "var" and re.fullmatch(r"[A-Za-z_]\w*", part.value) and part.value not in state.variables:
                 self.expander.used.setdefault(part.value, part.line)
-                return [text(f"${part.value}", part.line, True)] if OUTSIDE.match(part.value) else [_UNSET]
+                return [text(f"${part.value}", part.line, True)] if OUTSIDE.match(part.value) else [UNSET]
             if part.kind == "var" and re.fullmatch(r"[A-Za-z_]\w*(:?[-+].*)?", part.value) and not self.expander.fields(word, state):
                 return [Text()]
         return self.expander.fields(word, state) or ([Text()] if word else [])
@@ -230,7 +231,7 @@ class _Runner:
                 parser.at += 2 if parser.text[parser.at] in "&|" else 1
             else:
                 words += self._test_fields(word, state)
-        return _expression(words)
+        return expression(words)
 
     def assignments(self, node: Simple, state: State) -> None:
         for a in node.assigns:
@@ -364,9 +365,6 @@ def _own(words: list[Text], state: State) -> list[Text]:
     return words[1:] if name in ("exec", "nohup", "time", "sudo", "command") and len(words) > 1 else words
 
 
-_UNSET = Text((("", 0, False),))
-
-
 def merged(states: list[State]) -> list[State]:
     """States that say the same are one; at most `MOST_STATES` are kept, the first first."""
     found: list[State] = []
@@ -376,70 +374,3 @@ def merged(states: list[State]) -> list[State]:
         if len(found) >= MOST_STATES:
             break
     return found
-
-
-def test_text(nodes: tuple[Node, ...]) -> str:
-    node = nodes[0] if nodes else None
-    if isinstance(node, Condition):
-        return node.text
-    if isinstance(node, Simple):
-        return " ".join("".join(p.value for p in w) for w in node.words if isinstance(w, tuple))
-    return ""
-
-
-def _bracket(words: list[Text]) -> tuple[bool | None, bool]:
-    """``[ ... ]`` and ``test ...``; any other command cannot be known."""
-    names = [str(w) for w in words]
-    if names[:1] == ["["] and names[-1:] == ["]"]:
-        return _expression(words[1:-1])
-    if names[:1] == ["test"]:
-        return _expression(words[1:])
-    return ({"true": True, "false": False}.get(names[0]) if len(names) == 1 else None), False
-
-
-def _expression(words: list[Text]) -> tuple[bool | None, bool]:
-    """Three-valued: ``-z -n = == != -eq ...``, ``!``, ``&& || -a -o``."""
-    words = [_not_given(w) for w in words]
-    names = [str(w) for w in words]
-    for operator, combine in (("||", any), ("-o", any), ("&&", all), ("-a", all)):
-        if operator in names:
-            at = names.index(operator)
-            left, right = _expression(words[:at]), _expression(words[at + 1 :])
-            sides = (left[0], right[0])
-            known = combine(bool(s) for s in sides)
-            certain = None not in sides or (combine is any and True in sides) or (combine is all and False in sides)
-            return (known if certain else None), left[1] or right[1]
-    if names[:1] == ["!"]:
-        found, assumed = _expression(words[1:])
-        return (None if found is None else not found), assumed
-    assumed = any(w is _UNSET for w in words)
-    if len(words) == 1:
-        return (None if words[0].open else bool(names[0])), assumed
-    if len(words) == 2 and names[0] in ("-z", "-n"):
-        if words[1].open and not any(not p[2] and p[0] for p in words[1].pieces) and not str(words[1]).startswith("$("):
-            return None, False
-        empty = not names[1]
-        return (empty if names[0] == "-z" else not empty), assumed
-    if len(words) == 3:
-        return _compared(words[0], names[1], words[2]), assumed
-    return None, assumed
-
-
-def _not_given(word: Text) -> Text:
-    """An argument of the script that nobody gave is an empty word."""
-    return _UNSET if word.open and re.fullmatch(r"\$\d+", str(word)) else word
-
-
-def _compared(a: Text, operator: str, b: Text) -> bool | None:
-    if a.open or b.open:
-        return None
-    left, right = str(a), str(b)
-    if operator in ("=", "=="):
-        return fnmatch.fnmatchcase(left, right)
-    if operator == "!=":
-        return not fnmatch.fnmatchcase(left, right)
-    tests = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
-    if operator in tests:
-        found = compute(f"({left or 0}) {tests[operator]} ({right or 0})")
-        return None if found is None else bool(found)
-    return None
