@@ -95,30 +95,41 @@ def side_by_side(folder: str, request: dict[str, Any]) -> dict[str, Any]:
         )
         share = SEQUENCES // replicas
         other = by_hand.loop(layout, model, tokens.values, seq_len=SEQ_LEN, sequences=share, micro_batch=run.plan.micro_batch_size)
-        found: dict[str, list[tuple[float, float]]] = {"ours": [], "by hand": []}
-        clock: list[float] = []
-
-        def start() -> None:
-            dist.barrier()
-            clock[:] = time.perf_counter(), time.process_time()
-
-        def stop(name: str) -> None:
-            dist.barrier()
-            found[name].append((time.perf_counter() - clock[0], time.process_time() - clock[1]))
+        clock = Clock()
 
         def after(step: int) -> None:
             if (step + 1) % steps:
                 return
-            stop("ours")
-            start()
+            clock.stop("ours")
+            clock.start()
             for _ in range(steps):
                 next(other)
-            stop("by hand")
-            start()
+            clock.stop("by hand")
+            clock.start()
 
-        start()
+        clock.start()
         loop.run(around=after)
-        return {name: rows[1:] for name, rows in found.items()}  # the first round warms up
+        return {name: rows[1:] for name, rows in clock.found.items()}  # the first round warms up
+
+
+class Clock:
+    """Seconds of wall clock and of this process between two moments at which all ranks are there: {name: one pair a round}."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[tuple[float, float]]] = {"ours": [], "by hand": []}
+
+    def start(self) -> None:
+        self._wait()
+        self.began = time.perf_counter(), time.process_time()
+
+    def stop(self, name: str) -> None:
+        self._wait()
+        self.found[name].append((time.perf_counter() - self.began[0], time.process_time() - self.began[1]))
+
+    def _wait(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
 
 
 def measure(layout: str, rounds: int, steps: int, layers: int, timeout_s: float = 900.0) -> dict[str, float]:
