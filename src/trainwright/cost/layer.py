@@ -33,8 +33,7 @@ class BlockTime:
     recompute: Column
     weight: Column  # the weight gradients' products, part of `backward`
     kernels: float
-    recompute_kernels: float
-    recomputed_flops_share: float
+    recompute_kernels: Column
     experts: Column  # local experts, 0 without
 
 
@@ -75,14 +74,14 @@ def block_time(
     parts.append(_gradients(block, shares, job, structure, rules, rate))
     forward = sum((p.forward for p in parts), np.zeros_like(shares.tokens))
     backward = sum((p.backward for p in parts), np.zeros_like(shares.tokens))
-    again, share = (0.0, 0.0) if end else recomputed(parts, structure, rules)
+    again, share = (0.0 * forward, 0.0 * forward) if end else recomputed(parts, structure, rules)
     experts = np.zeros_like(shares.tokens)
     for op in block.rows("grouped_linear"):
         experts = np.maximum(op.experts / shares.ep, 1.0)
     weight = sum((0.5 * p.backward for p in parts if p.kind in ("product", "grouped")), np.zeros_like(forward)) * float(
         job.method == "full"
     )
-    return BlockTime(tuple(parts), forward, backward, forward * 0.0 + again, weight, kernels, kernels * share, share, experts)
+    return BlockTime(tuple(parts), forward, backward, again, weight, kernels, kernels * share, experts)
 
 
 def _bound(name: str, moved: Elementwise, rate: Rates) -> Part:
@@ -183,22 +182,22 @@ def _in_module(part: Part, module: str) -> bool:
     }.get(module, False)
 
 
-def recomputed(parts: Sequence[Part], structure: Structure, rules: TimeRules) -> tuple[Column | float, float]:
+def recomputed(parts: Sequence[Part], structure: Structure, rules: TimeRules) -> tuple[Column, Column]:
     """(seconds that recomputation repeats, their share of the forward pass).
 
     full: the forward pass, without its last product where the checkpoint stops early (non-reentrant `torch.utils.checkpoint`). selective: what the
     framework means by it, the named modules, or every second product with the memory-bound kernels (torchtitan).
     """
     forward = [p for p in parts if p.kind != "gradients"]
-    total = sum(p.forward for p in forward)
+    total: Column = sum((p.forward for p in forward), np.zeros_like(forward[0].forward))
     if structure.recompute == "none":
-        return 0.0, 0.0
+        return 0.0 * total, 0.0 * total
     if structure.recompute == "full":
         again = total
         if rules.checkpoint_stops_early:
             last = [p for p in forward if p.kind in ("product", "grouped")][-1]
             again = total - last.forward
-        return again, float(np.mean(again / total))
+        return again, again / total
     again = 0.0 * forward[0].forward
     if rules.selective == "every-second-product" and not structure.recompute_modules:
         again = (
@@ -206,7 +205,7 @@ def recomputed(parts: Sequence[Part], structure: Structure, rules: TimeRules) ->
             + 0.5 * sum(p.forward for p in forward if p.kind == "product")
             + sum(p.forward for p in forward if p.kind == "elementwise")
         )
-        return again, float(np.mean(again / total))
+        return again, again / total
     for module in structure.recompute_modules or ("core_attn",):
         again = again + sum((p.forward for p in forward if _in_module(p, module)), 0.0 * again)
-    return again, float(np.mean(again / total))
+    return again, again / total

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frameworks import FRAMEWORKS
+from ..sharding import SHARDINGS
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
@@ -46,14 +47,14 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
 
 def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> Column:
     """Bytes that the forward pass of one micro-batch leaves for backward in a layer, or in `recompute_every` layers with full recomputation: those of
-    the kind of layer that leaves least, and never more than a plan's memory counts. Schedules are alike."""
-    alike = tuple(replace(s, schedule="1f1b", layers_per_stage=None) for s in table.structures)
+    the kind of layer that leaves least, and never more than a plan's memory counts. Schedules are alike, and so are shardings."""
+    most = max((s.sharding for s in table.structures), key=lambda name: SHARDINGS[name].stage or 0, default="none")
+    alike = tuple(replace(s, schedule="1f1b", layers_per_stage=None, sharding=most) for s in table.structures)
     found = np.zeros(len(table))
     for structure, rows in PlanTable.concatenate([replace(table, structures=alike)]).by_structure():
         for engine, some in by_engine(model, job, structure, table, rows):
             part = table.take(some)
-            flags = [(c > 1).astype(np.int64) for c in (part.pp, part.dp, part.accumulation)]
-            first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp, *flags])
+            first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp])
             found[some] = engine.saved_by_layer(model, cluster, job, structure, part.take(first))[where]
     return found
 
@@ -62,13 +63,18 @@ def by_engine(
     model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable, rows: NDArray[np.intp]
 ) -> Iterator[tuple[ModuleType, NDArray[np.intp]]]:
     """The rows of a structure with the engine that its framework names; the ledger takes what the tape has no rule for."""
-    known = np.zeros(len(rows), dtype=bool)
-    if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
-        known = tape.has_rule(table, rows)
+    known = on_tape(model, job, structure, table.take(rows))
     if known.any():
         yield tape, rows[known]
     if not known.all():
         yield import_module("trainwright.cost.ledger"), rows[~known]
+
+
+def on_tape(model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
+    """Which plans of a structure the tape computes."""
+    if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
+        return tape.has_rule(table, np.arange(len(table)))
+    return np.zeros(len(table), dtype=bool)
 
 
 def reserve(found: MemoryTable) -> MemoryTable:

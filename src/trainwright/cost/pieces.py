@@ -261,7 +261,7 @@ class StructurePieces:
             gpu_b = self.spread(time.backward) * self.age
             again = self.spread(time.recompute) * self.age
             forward = join(gpu_f + comm_f, launch)
-            backward = join(gpu_b + again + comm_b, launch + time.recompute_kernels * host)
+            backward = join(gpu_b + again + comm_b, launch + self.spread(time.recompute_kernels) * host)
             weight = self.spread(time.weight) * self.age
             r = self.rows
             out.forward[k, r] = forward

@@ -7,7 +7,7 @@ pipeline in `cost.pipeline_time`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -28,7 +28,7 @@ from .message import Message
 from .once import offload_seconds
 from .pieces import Pieces, pieces
 from .pipeline_time import Stages, bound, replayed, schedule_of, stages_of
-from .table import Column, PlanTable
+from .table import Column, PlanTable, merged
 from .terms import Term, terms
 
 PARTS = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "cp_comm", "ep_comm", "bubble", "optimizer", "offload", "other")
@@ -137,7 +137,7 @@ def alike(table: PlanTable) -> PlanTable:
             return s
         return replace(s, schedule="zb-v" if SCHEDULES[s.schedule].placement == "v" else "1f1b")
 
-    return _merged(table, stand_in)
+    return merged(table, stand_in)
 
 
 def _spans_alike(table: PlanTable) -> PlanTable:
@@ -149,13 +149,7 @@ def _spans_alike(table: PlanTable) -> PlanTable:
         name = next(n for n, e in SCHEDULES.items() if (e.splits_backward, e.placement, e.chunks == "many") == kind)
         return Structure(framework=s.framework, layers_per_stage=s.layers_per_stage, schedule=name)
 
-    return _merged(table, stand_in)
-
-
-def _merged(table: PlanTable, stand_in: Callable[[Structure], Structure]) -> PlanTable:
-    order: dict[Structure, int] = {}
-    codes = np.array([order.setdefault(stand_in(s), len(order)) for s in table.structures], dtype=np.int64)
-    return replace(table, structures=tuple(order), structure=codes[table.structure]) if len(codes) else table
+    return merged(table, stand_in)
 
 
 def screen(
@@ -172,48 +166,22 @@ def screen(
     """
     settings = (settings or Settings()).on(cluster, job)
     p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
-    return _finish(p, _bounds(model, p, table), Origin(model, cluster, job, table, messages, settings))
+    return _finish(p, bounds(model, p, table), Origin(model, cluster, job, table, messages, settings))
 
 
-def _bounds(model: ModelSpec, p: Pieces, table: PlanTable) -> Span:
+def bounds(model: ModelSpec, p: Pieces, table: PlanTable) -> Span:
     span = _empty(p)
     for structure, stages, rows in _groups(model, _spans_alike(table)):
         _bound(p, span, structure, stages, rows)
     return span
 
 
-def screen_parts(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: TrainingJob,
-    table: PlanTable,
-    messages: Sequence[Message],
-    settings: Settings | None = None,
-) -> dict[str, Column]:
-    """What `screen` adds up, for plans that offload nothing: the rest of `screen_of_parts` differs between kinds of offload only.
-
-    Seconds `inside` (the pipeline and data-parallel traffic), `optimizer` and `window` (kernels of one micro-batch), the parameters `owned`, the
-    `jitter` of many nodes.
-    """
-    settings = settings or Settings()
-    table = replace(table, structures=tuple(replace(s, offload="none") for s in table.structures))
-    p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
-    span = _bounds(model, p, table)
-    return {
-        "inside": span.makespan + p.data_s,
-        "optimizer": p.optimizer_s,
-        "window": p.window_s,
-        "owned": p.owned,
-        "jitter": _jitter(p, settings),
-    }
-
-
 def screen_of_parts(
-    parts: Mapping[str, Column], cluster: ClusterSpec, table: PlanTable, saved: Column, settings: Settings | None = None
+    parts: Mapping[str, Column], cluster: ClusterSpec, job: TrainingJob, table: PlanTable, saved: Column, settings: Settings | None = None
 ) -> Column:
     """The screened step of plans with the offload that `table` says, from their `screen_parts`; `saved` bytes of a micro-batch go to the host where
     activations do. Never falls when `saved` grows."""
-    settings = settings or Settings()
+    settings = (settings or Settings()).on(cluster, job)
     law, m = settings.constants, table.accumulation.astype(float)
     optimizer, offload = parts["optimizer"].copy(), np.zeros(len(table))
     for structure, rows in table.by_structure():
@@ -306,10 +274,10 @@ def _replay(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: N
 def _finish(p: Pieces, span: Span, origin: Origin) -> TimeTable:
     """Adds what is outside the pipeline."""
     inside = span.makespan + p.data_s + p.optimizer_s + p.offload_s + origin.settings.constants["step"]["floor_s"]
-    return TimeTable(inside * (1.0 + _jitter(p, origin.settings)) * origin.settings.factor, span, p, origin)
+    return TimeTable(inside * (1.0 + jitter(p, origin.settings)) * origin.settings.factor, span, p, origin)
 
 
-def _jitter(p: Pieces, settings: Settings) -> Column:
+def jitter(p: Pieces, settings: Settings) -> Column:
     """Share of the step that every doubling of nodes adds: the slowest of many ranks."""
     return np.asarray(settings.constants["step"]["jitter"] * np.log2(np.maximum(p.nodes, 1.0)))
 
@@ -335,8 +303,8 @@ def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
         "offload": p.offload_s,
         "other": sums["host"] + m * (p.per_micro_batch - p.data_per_micro_batch) + settings.constants["step"]["floor_s"],
     }
-    parts["other"] = parts["other"] + (span.makespan + outside) * _jitter(p, settings)
+    parts["other"] = parts["other"] + (span.makespan + outside) * jitter(p, settings)
     return {name: parts[name] * settings.factor for name in PARTS}
 
 
-__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "exact", "screen", "screen_of_parts", "screen_parts"]
+__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "bounds", "exact", "jitter", "screen", "screen_of_parts", "screen_parts"]

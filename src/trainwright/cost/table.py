@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,3 +72,10 @@ class PlanTable:
             codes.append(recode[t.structure])
         columns = {n: np.concatenate([getattr(t, n) for t in tables]) for n in NUMBERS}
         return cls(tuple(order), np.concatenate(codes), **columns)
+
+
+def merged(table: PlanTable, stand_in: Callable[[Structure], Structure]) -> PlanTable:
+    """The table with structures that `stand_in` makes equal as one."""
+    order: dict[Structure, int] = {}
+    codes = np.array([order.setdefault(stand_in(s), len(order)) for s in table.structures], dtype=np.int64)
+    return replace(table, structures=tuple(order), structure=codes[table.structure]) if len(codes) else table

@@ -7,14 +7,14 @@ the bound refuses never fit, and most plans that do not fit are refused by it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..cost.kernels import constants
-from ..cost.memory import saved_by_layer
-from ..cost.table import Column, PlanTable
+from ..cost.memory import on_tape, saved_by_layer
+from ..cost.table import Column, PlanTable, merged
 from ..schedules import SCHEDULES
 from ..sharding import SHARDINGS
 from ..spec.model import ModelSpec
@@ -22,6 +22,9 @@ from ..spec.optimizer import OPTIMIZERS
 from ..spec.plan import Structure
 from ..spec.precision import DTYPE_BYTES, activation_bytes
 from .rules import Case
+
+
+LOSS_COPIES = 2  # log-softmax, and its gradient
 
 
 def least_device_bytes(case: Case, table: PlanTable) -> Column:
@@ -42,33 +45,84 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
 def _least(case: Case, table: PlanTable, kept: tuple[Column, Column] | None) -> Column:
     """`least_device_bytes`; `kept`: what a layer saves between forward and backward, and what it saves while it is recomputed."""
     found = np.zeros(len(table))
-    for structure, rows in table.by_structure():
+    places = [place_of(case, table, rank) for rank in (RANKS if kept is not None else RANKS[:1])]
+    for structure, rows in merged(table, lambda s: replace(s, schedule="1f1b")).by_structure():
         part = table.take(rows)
-        layers, mean = first_rank_layers(case, structure, part), case.layers / part.pp  # some rank has the mean
-        owned, fullest = states(case, structure, part, layers), states(case, structure, part, mean)
-        whole = gradients(case, structure, part, layers)
-        loss, gathered = logits(case, structure, part), unsharded(case, structure, part, layers)
+        mean = case.layers / part.pp  # some rank has so many layers
+        fullest = states(case, structure, part, mean)
         several = (part.pp > 1) & (part.accumulation > 1)
-        # from the forward pass to the end of the backward pass
-        stays = np.zeros(len(rows)) if "parameters" in SHARDINGS[structure.sharding].splits else gathered
-        last = owned + whole + np.where(several, loss + stays, 0.0)
-        later = fullest + gradients(case, structure, part, mean) + np.where(several, unsharded(case, structure, part, mean), 0.0)
-        found[rows] = np.maximum(last, later)
-        if kept is not None and structure.offload != "activations-cpu":
-            one, flying = kept[0][rows] * groups(structure, layers), in_flight(structure, part)
-            first = owned + stays + one * flying + np.maximum(np.where(part.pp == 1, loss, 0.0), kept[1][rows])
-            inside = owned + whole + np.where(several, gathered + one * np.maximum(flying - 1, 0), 0.0)
-            anywhere = fullest + kept[0][rows] * groups(structure, np.ceil(mean)) * in_flight(structure, part, anywhere=True)
-            found[rows] = np.maximum(np.maximum(found[rows], first), np.maximum(inside, anywhere))
+        found[rows] = fullest + gradients(case, structure, part, mean) + np.where(several, unsharded(case, structure, part, mean), 0.0)
+        saved, again = (c[rows] for c in kept) if kept is not None else (None, None)
+        if structure.offload == "activations-cpu" or saved is None or again is None:
+            saved = again = np.zeros(len(rows))
+        for place in places:
+            found[rows] = np.maximum(found[rows], _of_rank(case, structure, part, place.take(rows), saved, again))
+        if kept is not None:
+            flying = np.minimum(places[0].flying, places[-1].flying)[rows]
+            found[rows] = np.maximum(found[rows], fullest + saved * groups(structure, np.ceil(mean)) * flying)
     return found
 
 
-def least_offload_seconds(case: Case, table: PlanTable) -> Column:
-    """A step lasts at least as long as what activation offload moves takes on PCIe, down and up; 0 for other plans."""
-    law, cluster = constants()["offload"], case.cluster
-    link = min(cluster.gpu.pcie_bytes_per_s * law["pcie_share"], law["host_bytes_per_s"] / cluster.gpus_per_node)
-    moved = least_moved_bytes(case, table) * table.accumulation
-    return np.where(moved > 0, 2.0 * moved / link, 0.0)
+@dataclass(frozen=True)
+class Place:
+    """A rank of each plan's pipeline, at least: `layers` that stand there, micro-batches `flying` whose activations it holds at once (in units of all of its
+    layers; 1 where no closed form is known), `neighbors` that send to it, whether it has the head, and whether a plan has such a rank at all."""
+
+    layers: Column
+    flying: Column
+    neighbors: Column
+    head: NDArray[np.bool_]
+    there: NDArray[np.bool_]
+
+    def take(self, rows: NDArray[np.intp]) -> Place:
+        return Place(self.layers[rows], self.flying[rows], self.neighbors[rows], self.head[rows], self.there[rows])
+
+
+RANKS = (0, 1, -1)  # the first, the second where it is no end, the last
+
+
+def place_of(case: Case, table: PlanTable, rank: int) -> Place:
+    """The first, the second or the last rank."""
+    loop = np.array([SCHEDULES[s.schedule].placement == "loop" for s in table.structures], dtype=bool)[table.structure]
+    given = np.array([s.layers_per_stage is not None for s in table.structures], dtype=bool)[table.structure]
+    chunk, larger = np.divmod(case.layers + 2, table.pp * table.virtual_stages)
+    more = -(-larger // table.pp) if rank == 0 else larger // table.pp  # stages one layer larger come first
+    slots = chunk * table.virtual_stages + np.where(loop, more - (rank != 1), -2)  # the ends take one each
+    layers = np.where(table.pp == 1, case.layers, np.maximum(slots, 0))
+    there = np.ones(len(table), dtype=bool) if rank == 0 else loop & (table.pp >= (3 if rank > 0 else 2))
+    return Place(
+        np.where(given, 0, layers).astype(float),
+        in_flight(table, rank),
+        np.where(loop & (table.pp > 1), 2.0 if rank == 1 else 1.0, 0.0),
+        (loop == (rank < 0)) if rank != 1 else np.zeros(len(table), dtype=bool),
+        there,
+    )
+
+
+def _of_rank(case: Case, structure: Structure, part: PlanTable, place: Place, saved: Column, again: Column) -> Column:
+    """What a rank needs when its forward passes end, and when a backward pass does. `saved`: bytes of a layer; `again`: of a layer that is recomputed."""
+    layers, flying = place.layers, place.flying
+    owned, gathered = states(case, structure, part, layers), unsharded(case, structure, part, layers)
+    whole, loss = gradients(case, structure, part, layers), logits(case, structure, part)
+    one = saved * groups(structure, layers)
+    several = (part.pp > 1) & (part.accumulation > 1)
+    if structure.framework == "fsdp2" and saved.any():  # log-softmax of every micro-batch in flight
+        one = one + np.where(place.head & on_tape(case.model, case.job, structure, part), loss / LOSS_COPIES, 0.0)
+    stays = np.zeros(len(part)) if "parameters" in SHARDINGS[structure.sharding].splits else gathered
+    first = owned + stays + one * flying + np.maximum(np.where(part.pp == 1, loss, 0.0), again)
+    # where every micro-batch of the step is in flight there are no gradients yet
+    inside = owned + whole + np.where(several, gathered + one * np.where(flying < part.accumulation, flying, flying - 1) + again, 0.0)
+    last = owned + whole + np.where(several & place.head, loss + stays, 0.0)
+    return np.where(place.there, np.max([first, inside, last], axis=0) + received(case, structure, part) * place.neighbors, 0.0)
+
+
+def received(case: Case, structure: Structure, table: PlanTable) -> Column:
+    """torch.distributed.pipelining allocates what a stage receives from a neighbor for all micro-batches of a step."""
+    if structure.framework != "fsdp2":
+        return np.zeros(len(table))
+    split = table.tp if structure.sequence_parallel else 1
+    tokens = table.accumulation * table.micro_batch_size * np.floor(case.job.seq_len / (table.cp * split))
+    return np.where(table.pp > 1, tokens * case.model.hidden * activation_bytes(case.job.precision), 0.0)
 
 
 def least_moved_bytes(case: Case, table: PlanTable) -> Column:
@@ -81,7 +135,7 @@ def least_moved_bytes(case: Case, table: PlanTable) -> Column:
     found[some] = saved_by_layer(case.model, case.cluster, case.job, table.take(some))
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
-            layers = np.maximum(first_rank_layers(case, structure, table.take(rows)), np.ceil(case.layers / table.pp[rows]))
+            layers = np.ceil(case.layers / table.pp[rows])  # some rank has so many
             found[rows] *= groups(structure, layers)
     return found
 
@@ -89,18 +143,6 @@ def least_moved_bytes(case: Case, table: PlanTable) -> Column:
 def groups(structure: Structure, layers: Column) -> Column:
     """Whole layers, or with full recomputation whole groups of them that are recomputed together."""
     return np.floor(layers / (max(structure.recompute_every, 1) if structure.recompute == "full" else 1))
-
-
-def first_rank_layers(case: Case, structure: Structure, table: PlanTable) -> Column:
-    """At least so many layers stand on the first pipeline rank: its share of the slots, larger stages first, less one for each end that it holds."""
-    if structure.layers_per_stage is not None:
-        return np.zeros(len(table))
-    chunk, larger = np.divmod(case.layers + 2, table.pp * table.virtual_stages)
-    if SCHEDULES[structure.schedule].placement == "loop":
-        slots, ends = chunk * table.virtual_stages + -(-larger // table.pp), 1
-    else:
-        slots, ends = chunk * table.virtual_stages, 2
-    return np.where(table.pp == 1, case.layers, np.maximum(slots - ends, 0)).astype(float)
 
 
 @lru_cache(maxsize=256)
@@ -177,8 +219,9 @@ def logits(case: Case, structure: Structure, table: PlanTable) -> Column:
     """Logits of a micro-batch in fp32 on the rank with the loss; PyTorch's own loss has log-softmax and its gradient together."""
     if case.job.loss not in ("plain", "vocab-parallel") or structure.compile:
         return np.zeros(len(table))
-    copies = 2 if structure.framework == "fsdp2" and case.job.loss == "plain" else 1
-    return 4.0 * copies * table.micro_batch_size * case.job.seq_len / table.cp * case.model.vocab / table.tp
+    copies = LOSS_COPIES if structure.framework == "fsdp2" and case.job.loss == "plain" else 1
+    gathered = case.job.loss == "plain" and structure.framework not in ("megatron", "deepspeed")
+    return 4.0 * copies * table.micro_batch_size * case.job.seq_len / table.cp * case.model.vocab / (1 if gathered else table.tp)
 
 
 def recomputed(case: Case, table: PlanTable) -> Column:
@@ -192,18 +235,13 @@ def recomputed(case: Case, table: PlanTable) -> Column:
     return found
 
 
-def in_flight(structure: Structure, table: PlanTable, anywhere: bool = False) -> Column:
-    """Micro-batches whose activations the first rank (with `anywhere`: every rank) holds at once, at least, in units of all of its layers; 1 where no
-    closed form is known."""
-    schedule = SCHEDULES.get(structure.schedule)
-    if not (table.pp > 1).any():
-        return np.ones(len(table))
-    if structure.schedule in ("gpipe", "looped-bfs"):
-        return np.where(table.pp > 1, table.accumulation, 1).astype(float)
-    if schedule is None or schedule.in_flight is None:
-        return np.ones(len(table))
-    ends = (np.zeros(len(table)), table.pp - 1) if anywhere else (np.zeros(len(table)),)
-    flying = np.min(
-        [schedule.in_flight(table.pp, table.accumulation, table.virtual_stages, r) + np.zeros(len(table)) for r in ends], axis=0
-    )
-    return np.where(table.pp > 1, np.maximum(flying, 1.0), 1.0)
+def in_flight(table: PlanTable, rank: int) -> Column:
+    """Micro-batches whose activations a rank (-1: the last) holds at once, at least, in units of all of its layers; 1 where no closed form is known."""
+    found = np.ones(len(table))
+    for structure, rows in merged(table, lambda s: Structure(schedule=s.schedule)).by_structure():
+        schedule, pp, m = SCHEDULES[structure.schedule], table.pp[rows], table.accumulation[rows]
+        if schedule.in_flight is None or not (pp > 1).any():
+            continue
+        flying = schedule.in_flight(pp, m, table.virtual_stages[rows], np.minimum(rank, pp - 1) if rank >= 0 else pp - 1)
+        found[rows] = np.where(pp > 1, np.maximum(flying, 1.0), 1.0)
+    return found

@@ -1,28 +1,27 @@
-"""The plans worth an exact answer: screens a whole space and drops what does not fit, cannot win or is never better than a plan that fits.
+"""The plans worth an exact answer: a whole space, each plan looked at no closer than needed to tell that it cannot win.
 
-Two facts save most of the work, both tested:
+Of a step's time its outline comes first (kernels and the pipeline's span, for the whole space), of memory a lower bound, then what the plan needs; the rest
+of the time is computed for what fits. Each is a lower bound on the next. `Collector.price` does this for the plans below a limit; the ranking lowers the
+limit as it learns how fast the plans are that fit.
 
-* recomputation and offload only ever add time, so a plan that fits makes the same plan with more of either pointless (where time or cost is asked for),
-  and a plan's screened time bounds all its variants from below. One exception: where activations go to the host, recomputation leaves fewer to move;
-* the screened time never exceeds the exact one, so plans are priced in the order of the screen until enough of them fit.
+Recomputation and offload only ever add time, so a plan that fits makes the same plan with more of either pointless (where time or cost is asked for). One
+exception: where activations go to the host, recomputation leaves fewer to move.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.table import Column, IntColumn, PlanTable
-from .order import families, firsts
 from .pricing import Pricing, fits
 from .rules import Case, Rule
 from .space import WITHOUT_SP, Space, allows_structure
 
-# what the exact pass may add to a screened time, or plain tensor parallelism save, before plans beyond the cutoff could matter
-SLACK = 1.1
-CHUNKS = (512, 2_048, 8_192, 32_768, 131_072)  # rows whose memory is computed at once, best first
 LESS_OFFLOAD = {  # what takes no more time: the same moves, or fewer, or to memory instead of disk
     "none": (),
     "optimizer-cpu": ("none",),
@@ -34,6 +33,7 @@ LESS_OFFLOAD = {  # what takes no more time: the same moves, or fewer, or to mem
 NOT_FITTING = "does not fit into the GPU's memory"
 DOMINATED = "recompute or offload where the same plan fits without"
 TOO_SLOW = "slower, at best, than the plans kept"
+TWIN = 0.02  # what plain tensor parallelism may save
 TIGHT = "fits only inside the memory margin"
 NO_HOST = "offload does not fit into the node's memory or disks"
 
@@ -43,190 +43,165 @@ class Kept:
     """Plans that fit, so far. `tight` ones fit only inside the memory margin."""
 
     tables: list[PlanTable] = field(default_factory=list)
-    screened: list[Column] = field(default_factory=list)
+    at_least: list[Column] = field(default_factory=list)  # seconds of a step
     device: list[IntColumn] = field(default_factory=list)
     tight: list[NDArray[np.bool_]] = field(default_factory=list)
     removed: dict[str, int] = field(default_factory=dict)
-    cutoff: float = np.inf
 
     def credit(self, rule: str, count: int) -> None:
         """Adds to the plans that a rule removed (a negative count gives some back)."""
         if count:
             self.removed[rule] = self.removed.get(rule, 0) + int(count)
 
-    def add(self, table: PlanTable, screened: Column, device: IntColumn, tight: NDArray[np.bool_]) -> None:
+    def add(self, table: PlanTable, at_least: Column, device: IntColumn, tight: NDArray[np.bool_]) -> None:
         if len(table):
             self.tables.append(table)
-            self.screened.append(screened)
+            self.at_least.append(at_least)
             self.device.append(device)
             self.tight.append(tight)
 
-    def joined(self) -> tuple[PlanTable, Column, IntColumn]:
-        """Everything that fits; the tight ones only where nothing else does. Best screened time first."""
-        table, screened, device = PlanTable.concatenate(self.tables), np.concatenate(self.screened), np.concatenate(self.device)
-        tight = np.concatenate(self.tight)
-        if (~tight).any():
-            self.credit(TIGHT, tight.sum())
-            keep = np.flatnonzero(~tight)
-        else:
-            keep = np.arange(len(tight))
-        order = keep[np.argsort(screened[keep], kind="stable")]
-        return table.take(order), screened[order], device[order]
+    def joined(self) -> tuple[PlanTable, Column, IntColumn, NDArray[np.bool_]]:
+        """Everything that fits, in the order in which it was found."""
+        return PlanTable.concatenate(self.tables), *(np.concatenate(c) for c in (self.at_least, self.device, self.tight))
+
+
+@dataclass
+class Level:
+    """All rows of the space at one recomputation and offload.
+
+    `bound`: seconds that a step takes at least. `open`: legal, and neither priced nor refused. `sure`: the lower bound on memory let it pass. `fit`: fits
+    with the margin.
+    """
+
+    recompute: int
+    offload: str
+    table: PlanTable
+    outline: Mapping[str, Column]
+    open: NDArray[np.bool_]
+    bound: Column
+    sure: NDArray[np.bool_]
+    fit: NDArray[np.bool_]
 
 
 @dataclass
 class Collector:
-    """Collects the plans of one space that fit and may be among the `wanted` fastest.
-
-    `margin`: share of the card kept free. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `floor`: every plan
-    screened below it is priced, however many fit. `start`: a cutoff that is known beforehand.
-    `prune` off keeps slower plans as well (where memory is what is ranked).
-    `distinct`: plans that differ in schedule, virtual stages or the split of data parallelism only count once among the `wanted`.
-    """
+    """Collects the plans of one space that fit. `margin`: share of the card kept free. `prune` off keeps plans that are never better as well (where memory
+    is what is ranked)."""
 
     case: Case
     space: Space
     pricing: Pricing
     late: tuple[Rule, ...]
     margin: float
-    wanted: int
-    slowest: float = np.inf
-    floor: float = 0.0
     prune: bool = True
-    distinct: bool = False
-    start: float = np.inf  # seconds of a step that enough plans are known to keep
-    seen: dict[int, dict[str, Column]] = field(
-        default_factory=dict
-    )  # parts of the times at each recomputation; `asked` is 1 where they are known
     kept: Kept = field(default_factory=Kept)
 
-    def run(self) -> Kept:
-        table, kept = self.space.table, self.kept
-        kept.cutoff = min(self.slowest, self.start)
-        fitting: dict[tuple[int, str], NDArray[np.bool_]] = {}
-        known: dict[tuple[int, str], Column] = {}
+    @cached_property
+    def levels(self) -> list[Level]:
+        """By offload, then by recomputation: what adds nothing first."""
+        found, n = [], len(self.space.table)
+        outlines = [
+            self.pricing.outline(self.space.at(self.space.table, recompute, "none")) if n else {} for recompute in self.space.recomputes
+        ]
         for offload in self.space.offloads:
             for r, recompute in enumerate(self.space.recomputes):
-                here = self.space.at(table, recompute, offload)
-                alive = self._legal(here)
-                if self.prune:
-                    dominated = _dominated(fitting, r, offload, len(table))
-                    kept.credit(DOMINATED, (alive & dominated).sum())
-                    alive &= ~dominated
-                at_least = _at_least(known, len(table), r, offload)
-                if offload == "activations-cpu":
-                    at_least = np.maximum(at_least, self.pricing.least_seconds(here))
-                rows = np.flatnonzero(alive & (at_least <= kept.cutoff))
-                kept.credit(TOO_SLOW, alive.sum() - len(rows))
-                rows = self._may_fit(here, rows)
-                known[r, offload] = np.full(len(table), -np.inf)
-                parts = self._parts(here, r, rows)
-                if offload == "activations-cpu" and len(rows):  # what it moves is dear to find out
-                    slow = self.pricing.at_least(parts, here.take(rows)) > kept.cutoff
-                    kept.credit(TOO_SLOW, slow.sum())
-                    rows, parts = rows[~slow], {k: c[~slow] for k, c in parts.items()}
-                screened = np.maximum(at_least[rows], self.pricing.screened(parts, here.take(rows)) if len(rows) else 0.0)
-                known[r, offload][rows] = screened
-                fitting[r, offload] = self._price(here, rows, screened)
-        if self.space.twins and kept.tables:
-            self._without_sequence_parallelism()
-        return kept
+                here = self.space.at(self.space.table, recompute, offload)
+                bound = self.pricing.outlined(outlines[r], here) if n else np.zeros(0)
+                flags = [np.zeros(n, dtype=bool) for _ in range(2)]
+                found.append(Level(r, offload, here, outlines[r], self._legal(here), bound, *flags))
+        return found
 
-    def _parts(self, here: PlanTable, r: int, rows: NDArray[np.intp]) -> dict[str, Column]:
-        """What the times of some rows are made of, whatever they offload; each row is asked for once."""
-        known = self.seen.setdefault(r, {})
-        asked = known.setdefault("asked", np.zeros(len(here)))
-        new = rows[asked[rows] == 0]
+    def price(self, limit: float, most: int, among: NDArray[np.bool_] | None = None) -> int:
+        """Computes the memory of open plans that may take less than `limit` seconds and may fit: of the `most` that may be fastest. Returns how many there
+        were."""
+        ready = [(level, self._near(level, limit, among)) for level in self.levels]
+        times = np.concatenate([level.bound[rows] for level, rows in ready])
+        if len(times) > most:
+            limit = float(np.partition(times, most - 1)[most - 1])
+        for level, rows in ready:
+            rows = rows[(level.bound[rows] <= limit) & ~self._dominated(level)[rows]]  # by what was priced just now
+            if len(rows):
+                level.open[rows] = False
+                level.fit[rows] = self._keep(level.table.take(rows), level.bound[rows])
+        return min(len(times), most)
+
+    def nearest(self, count: int) -> float:
+        """Seconds within which `count` of the open plans may lie; infinite where there are no more."""
+        bounds = np.concatenate([level.bound[level.open] for level in self.levels])
+        return float(np.partition(bounds, count)[count]) if count < len(bounds) else np.inf
+
+    def close(self, limit: float) -> None:
+        """Ends the collection: twins of what may be shown, and a word for what is left."""
+        if self.space.twins:
+            self._price_twins(limit)
+        for level in self.levels:
+            dominated = (level.open & self._dominated(level)).sum()
+            self.kept.credit(DOMINATED, dominated)
+            self.kept.credit(TOO_SLOW, level.open.sum() - dominated)
+
+    def _near(self, level: Level, limit: float, among: NDArray[np.bool_] | None) -> NDArray[np.intp]:
+        """Open rows below the limit that may fit; dominated ones are dropped."""
+        alive = level.open if among is None else level.open & among
+        dominated = alive & self._dominated(level)
+        self.kept.credit(DOMINATED, dominated.sum())
+        level.open[dominated] = False
+        rows = np.flatnonzero(alive & level.open & (level.bound <= limit))
+        if level.offload == "activations-cpu" and len(rows):  # what it moves is dear to find out
+            outline = {name: column[rows] for name, column in level.outline.items()}
+            level.bound[rows] = np.maximum(level.bound[rows], self.pricing.at_least(outline, level.table.take(rows)))
+            rows = rows[level.bound[rows] <= limit]
+        new = rows[~level.sure[rows]]
         if len(new):
-            asked[new] = 1
-            for name, column in self.pricing.parts(here.take(new)).items():
-                known.setdefault(name, np.zeros(len(here)))[new] = column
-        return {name: column[rows] for name, column in known.items() if name != "asked"}
+            level.sure[new] = level.open[new] = self._least(level.table.take(new))
+        return rows[level.sure[rows]]
 
-    def _without_sequence_parallelism(self) -> None:
-        """The plain tensor-parallel twins of what is kept, which the space left out: they may be a percent faster, and need more memory."""
-        kept = self.kept
-        table = PlanTable.concatenate(kept.tables)
-        parallel = np.array([s.sequence_parallel for s in table.structures])[table.structure]
-        table = table.take(np.flatnonzero(parallel & (table.tp > 1) & (np.concatenate(kept.screened) <= kept.cutoff)))
-        table = replace(table, structures=tuple(replace(s, sequence_parallel=False) for s in table.structures))
-        kept.credit(WITHOUT_SP, -len(table))
-        rows = self._may_fit(table, np.arange(len(table)))
-        self._price(table, rows, self.pricing.screen(table.take(rows)) if len(rows) else np.zeros(0))
+    def _dominated(self, level: Level) -> NDArray[np.bool_]:
+        """Rows that fit already with no more recomputation and no more offload."""
+        found = np.zeros(len(level.open), dtype=bool)
+        for less in self.levels if self.prune else ():
+            if less is not level and adds_time(less.recompute, less.offload, level.recompute, level.offload):
+                found |= less.fit
+        return found
 
     def _legal(self, table: PlanTable) -> NDArray[np.bool_]:
         good = np.array([all(allows_structure(self.case, rule, s) for rule in self.late) for s in table.structures], dtype=bool)
         return good[table.structure] if len(table) else np.zeros(0, dtype=bool)
 
-    def _may_fit(self, table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The rows that the lower bound on memory does not refuse."""
-        least = self.pricing.least(table.take(rows))
-        good = least <= self.case.cluster.gpu.capacity_bytes
+    def _least(self, table: PlanTable) -> NDArray[np.bool_]:
+        good = self.pricing.least(table) <= self.case.cluster.gpu.capacity_bytes
         self.kept.credit(NOT_FITTING, (~good).sum())
-        return rows[good]
+        return good
 
-    def _price(self, table: PlanTable, rows: NDArray[np.intp], screened: Column) -> NDArray[np.bool_]:
-        """Memory of `rows` of the table, fastest first, until the rest cannot win; returns which rows of the table fit with the margin."""
-        kept, fit = self.kept, np.zeros(len(table), dtype=bool)
-        order = np.argsort(screened, kind="stable")
-        rows, screened = rows[order], screened[order]
-        start, step = 0, 0
-        while start < len(rows):
-            end = int(np.searchsorted(screened, kept.cutoff, side="right"))
-            end = min(end, start + CHUNKS[min(step, len(CHUNKS) - 1)])
-            if end <= start:
-                kept.credit(TOO_SLOW, len(rows) - start)
-                break
-            part = rows[start:end]
-            need = self.pricing.need(table.take(part), self.case.cluster.gpu.capacity_bytes)
-            roomy, inside = fits(need, self.case.cluster, self.margin)
-            fit[part] = roomy
-            card = need.device > self.case.cluster.gpu.capacity_bytes
-            kept.credit(NOT_FITTING, card.sum())
-            kept.credit(NO_HOST, (~inside & ~card).sum())
-            kept.add(table.take(part[inside]), screened[start:end][inside], need.device[inside], ~roomy[inside])
-            if self.prune:
-                kept.cutoff = self._cutoff()
-            start, step = end, step + 1
-        return fit
+    def _keep(self, table: PlanTable, at_least: Column) -> NDArray[np.bool_]:
+        """Keeps what fits of a table; returns which rows of it fit with the margin."""
+        capacity = self.case.cluster.gpu.capacity_bytes
+        need = self.pricing.need(table, capacity)
+        roomy, inside = fits(need, self.case.cluster, self.margin)
+        card = need.device > capacity
+        self.kept.credit(NOT_FITTING, card.sum())
+        self.kept.credit(NO_HOST, (~inside & ~card).sum())
+        self.kept.add(table.take(inside), at_least[inside], need.device[inside], ~roomy[inside])
+        return roomy
 
-    def _cutoff(self) -> float:
-        """The screened time of the `wanted`-th plan (of different families) that fits with the margin, and `SLACK` more, once there are so many."""
-        kept = self.kept
-        roomy = [~t for t in kept.tight]
-        times = np.concatenate([c[r] for c, r in zip(kept.screened, roomy, strict=True)]) if roomy else np.zeros(0)
-        most = min(self.slowest, self.start)
-        if len(times) < self.wanted:
-            return most
-        order = np.argsort(times, kind="stable")
-        best = times[order]
-        if self.distinct:
-            table = PlanTable.concatenate([t.take(r) for t, r in zip(kept.tables, roomy, strict=True)]).take(order)
-            best = best[firsts(families(table))]
-        if len(best) < self.wanted:
-            return most
-        return float(min(max(best[self.wanted - 1] * SLACK, self.floor), most))
+    def _price_twins(self, limit: float) -> None:
+        """Plain tensor parallelism beside plans with sequence parallelism, which the space left out: it may be `TWIN` faster, and needs more memory."""
+        found = []
+        for level in self.levels:
+            parallel = np.array([s.sequence_parallel for s in level.table.structures], dtype=bool)[level.table.structure]
+            may = level.fit | (level.open & level.sure)
+            table = level.table.take(may & parallel & (level.table.tp > 1) & (level.bound * (1 - TWIN) <= limit))
+            found.append(replace(table, structures=tuple(replace(s, sequence_parallel=False) for s in table.structures)))
+        table = PlanTable.concatenate([t for t in found if len(t)] or found[:1])
+        if len(table):
+            seconds = self.pricing.outlined(self.pricing.outline(table), table)
+            table, seconds = table.take(seconds <= limit), seconds[seconds <= limit]
+            self.kept.credit(WITHOUT_SP, -len(table))
+        may_fit = self._least(table) if len(table) else np.zeros(0, dtype=bool)
+        if may_fit.any():
+            self._keep(table.take(may_fit), seconds[may_fit])
 
 
 def adds_time(r_less: int, less: str, r: int, offload: str) -> bool:
     """Whether the same plan can only be slower at recomputation `r` and `offload` than at `r_less` and `less`."""
     same = less == offload and (offload != "activations-cpu" or r_less == r)
     return r_less <= r and (same or less in LESS_OFFLOAD[offload])
-
-
-def _at_least(known: dict[tuple[int, str], Column], n: int, r: int, offload: str) -> Column:
-    """What is known of the time of every row from the same plan with no more recomputation and no more offload."""
-    found = np.full(n, -np.inf)
-    for (r_less, less), screened in known.items():
-        if adds_time(r_less, less, r, offload):
-            found = np.maximum(found, screened)
-    return found
-
-
-def _dominated(fitting: dict[tuple[int, str], NDArray[np.bool_]], r: int, offload: str, n: int) -> NDArray[np.bool_]:
-    """Rows that fit already with no more recomputation and no more offload."""
-    found = np.zeros(n, dtype=bool)
-    for (r_less, less), fit in fitting.items():
-        if adds_time(r_less, less, r, offload):
-            found |= fit
-    return found

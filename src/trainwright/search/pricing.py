@@ -13,7 +13,7 @@ from ..cost.table import Column, IntColumn, PlanTable
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
-from .bounds import least_device_bytes, least_moved_bytes, least_offload_seconds
+from .bounds import least_device_bytes, least_moved_bytes
 from .rules import Case
 
 GB = 10**9
@@ -30,24 +30,22 @@ class Need:
 
 class Pricing(Protocol):
     """The equations for one model, cluster and job. `screen` never exceeds `exact`, `least` never exceeds ``need(...).device``,
-    `least_seconds` and `at_least` never exceed `screen`.
+    `outlined` never exceeds `at_least`, which knows what activation offload moves, and that never exceeds `screen`.
 
     `need` is exact up to `limit` bytes of a card; of a plan beyond it may say less than it needs, but never less than the limit.
-    ``screened(parts(table), table)`` is ``screen(table)``; `parts` are columns that do not depend on offload."""
+    `outline` are columns that do not depend on offload."""
 
     def least(self, table: PlanTable) -> Column: ...
 
-    def least_seconds(self, table: PlanTable) -> Column: ...
+    def outline(self, table: PlanTable) -> Mapping[str, Column]: ...
+
+    def outlined(self, outline: Mapping[str, Column], table: PlanTable) -> Column: ...
+
+    def at_least(self, outline: Mapping[str, Column], table: PlanTable) -> Column: ...
 
     def need(self, table: PlanTable, limit: int | None = None) -> Need: ...
 
     def screen(self, table: PlanTable) -> Column: ...
-
-    def parts(self, table: PlanTable) -> Mapping[str, Column]: ...
-
-    def screened(self, parts: Mapping[str, Column], table: PlanTable) -> Column: ...
-
-    def at_least(self, parts: Mapping[str, Column], table: PlanTable) -> Column: ...
 
     def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
         """Seconds of a step, and the parts that they are the sum of."""
@@ -65,8 +63,21 @@ class Equations:
     def least(self, table: PlanTable) -> Column:
         return least_device_bytes(Case(self.model, self.cluster, self.job), table)
 
-    def least_seconds(self, table: PlanTable) -> Column:
-        return self.factor * least_offload_seconds(Case(self.model, self.cluster, self.job), table)
+    def outline(self, table: PlanTable) -> Mapping[str, Column]:
+        from ..cost.outline import outline
+
+        return outline(self.model, self.cluster, self.job, table)
+
+    def outlined(self, outline: Mapping[str, Column], table: PlanTable) -> Column:
+        from ..cost.step import screen_of_parts
+
+        return self.factor * screen_of_parts(outline, self.cluster, self.job, table, np.zeros(len(table)))
+
+    def at_least(self, outline: Mapping[str, Column], table: PlanTable) -> Column:
+        from ..cost.step import screen_of_parts
+
+        moved = least_moved_bytes(Case(self.model, self.cluster, self.job), table)
+        return self.factor * screen_of_parts(outline, self.cluster, self.job, table, moved)
 
     def need(self, table: PlanTable, limit: int | None = None) -> Need:
         from ..cost.memory import memory
@@ -81,28 +92,6 @@ class Equations:
 
         messages = traffic(self.model, self.cluster, self.job, alike(table))
         return self.factor * screen(self.model, self.cluster, self.job, table, messages).step_s
-
-    def parts(self, table: PlanTable) -> Mapping[str, Column]:
-        from ..cost.step import alike, screen_parts
-        from ..cost.traffic import traffic
-
-        table = replace(table, structures=tuple(replace(s, offload="none") for s in table.structures))
-        messages = traffic(self.model, self.cluster, self.job, alike(table))
-        return screen_parts(self.model, self.cluster, self.job, table, messages)
-
-    def screened(self, parts: Mapping[str, Column], table: PlanTable) -> Column:
-        from ..cost.once import saved_bytes
-        from ..cost.step import screen_of_parts
-
-        moves = any(s.offload == "activations-cpu" for s in table.structures)
-        saved = saved_bytes(self.model, self.cluster, self.job, table) if moves else np.zeros(len(table))
-        return self.factor * screen_of_parts(parts, self.cluster, table, saved)
-
-    def at_least(self, parts: Mapping[str, Column], table: PlanTable) -> Column:
-        from ..cost.step import screen_of_parts
-
-        saved = least_moved_bytes(Case(self.model, self.cluster, self.job), table)
-        return self.factor * screen_of_parts(parts, self.cluster, table, saved)
 
     def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
         from ..cost.step import exact

@@ -21,16 +21,18 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import ParallelPlan, Structure
 from ..spec.run import StrategySection
-from .collect import Collector, Kept
+from .collect import TIGHT, Collector, Kept
+from .exact import ExactPass
 from .order import families, firsts, ordered
 from .pricing import Equations, Pricing, resized
-from .rules import Case, Rule
+from .rules import Case
 from .space import Space, enumerate_plans, late_rules
 
 OBJECTIVES = ("time", "cost", "memory")
 BREAKS_DEADLINE = "slower than the deadline"
 PROBED = 1_000  # plans of a space from which a small part is priced first
-TWIN = 0.02  # what plain tensor parallelism may save
+CHUNK = 64  # plans whose memory is computed at once, at first
+LOOK = 16_384  # plans, the fastest by their outlines, that are looked at while nobody knows how fast those are that fit
 SAME_FAMILY = "a better plan differs in schedule, virtual stages or the split of dp only"
 BREAKS_BUDGET = "dearer than the budget"
 
@@ -168,114 +170,80 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     space = enumerate_plans(case, strategy, options.advice)
     limits = _limits(case, options)
     margin = case.cluster.memory_margin if options.memory_margin is None else options.memory_margin
+    by_memory = options.objective == "memory"
+    collector = Collector(case, space, pricing, late_rules(strategy, options.advice), margin, not by_memory)
     slowest = min(limits.values(), default=np.inf)
-    late = late_rules(strategy, options.advice)
-    memory = options.objective == "memory"
-    wanted, floor = options.top, 0.0
-    start = np.inf if memory else _probe(case, space, options, pricing, late, margin, limits)
-    seen: dict[int, dict[str, Column]] = {}
-    while True:
-        limit = np.inf if memory else slowest
-        collector = Collector(
-            case, space, pricing, late, margin, wanted, limit, floor, not memory, options.distinct, max(start, floor), seen
-        )
-        kept = collector.run()
-        found = _exact(case, kept, options, pricing, limits)
-        complete = memory or kept.cutoff >= slowest
-        last = float(np.sort(found.step_s)[min(options.top, len(found)) - 1]) if len(found) else np.inf
-        if complete or (len(found) >= options.top and last <= max(kept.cutoff, floor)):
-            break
-        # plans screened between the cutoff and the last one shown might be better, or too few differ: price more
-        wanted, floor, start = (wanted, last, start) if len(found) >= options.top else (8 * wanted, floor, np.inf)
-    removed = dict(space.removed)
-    for name, count in (*kept.removed.items(), *found.removed.items()):
-        removed[name] = removed.get(name, 0) + count
-    return Ranking(
-        found.plans, (case.cluster,) * len(found), found.step_s, found.breakdown, found.device_bytes, found.value, removed, space.searched
-    )
+    most = max(options.exact, options.top)
+    found = ExactPass(pricing, collector.kept, options.top, most, options.tie, options.distinct, slowest, by_memory)
+    limit = np.inf if by_memory else _gather(collector, found)
+    if by_memory:
+        collector.price(limit, len(space.table) * len(collector.levels))
+    collector.close(limit)
+    found.update()
+    return _ranking(case, options, space, collector.kept, found, limits)
 
 
-def _probe(
-    case: Case, space: Space, options: SearchOptions, pricing: Pricing, late: Sequence[Rule], margin: float, limits: Mapping[str, float]
-) -> float:
-    """Seconds of a step beyond which no plan can be shown, from the best of a small part of the space; infinite where too few of those fit.
+def _gather(collector: Collector, found: ExactPass) -> float:
+    """Collects every plan that may be shown, and returns the seconds of a step that tell which those are.
 
-    The part is one structure, the one that shards most, with its plans of few axes. Its `top`-th exact time bounds that of the whole space.
+    A small part of the space, the plans of few axes that shard most, says how fast the plans are that fit; then the best of the rest are priced, in growing
+    numbers, while what is found lowers the limit.
     """
-    table = space.table
-    if len(table) < PROBED:
-        return np.inf
-    stage = {code: SHARDINGS[s.sharding].stage or 0 for code, s in enumerate(table.structures)}
-    plain = np.array([s.schedule == "1f1b" for s in table.structures])[table.structure]
-    most = np.array([stage[c] == max(stage.values()) for c in range(len(table.structures))])[table.structure]
+    table = collector.space.table
+    parts = [_likely(table)] if len(table) >= PROBED else []
+    for among in [*parts, None]:
+        chunk, look = CHUNK, LOOK
+        while True:
+            limit = min(found.slowest, found.limit())
+            if among is not None and np.isfinite(limit):
+                break
+            near = limit if np.isfinite(limit) or among is not None else collector.nearest(look)
+            count = collector.price(near, chunk, among)
+            found.update()
+            if count < chunk and near >= limit:
+                break
+            chunk, look = (8 * chunk, look) if count >= chunk else (chunk, 8 * look)
+    return min(found.slowest, found.limit())
+
+
+def _likely(table: PlanTable) -> np.ndarray:
+    """Plans of few axes that shard most, on the plainest schedule."""
+    stage = np.array([SHARDINGS[s.sharding].stage or 0 for s in table.structures])
+    plain = np.array([s.schedule == "1f1b" for s in table.structures])
     axes = np.sum([getattr(table, n) > 1 for n in ("tp", "pp", "cp", "dp_replicate")], axis=0)
-    rows = np.flatnonzero(plain & most & (axes <= 1))
-    slowest = min(limits.values(), default=np.inf)
-    part = replace(space, table=table.take(rows))
-    kept = Collector(case, part, pricing, tuple(late), margin, options.top, slowest, 0.0, True, options.distinct).run()
-    roomy = Kept()
-    for t, times, device, tight in zip(kept.tables, kept.screened, kept.device, kept.tight):
-        roomy.add(t.take(~tight), times[~tight], device[~tight], tight[~tight])
-    found = _exact(case, roomy, options, pricing, limits)
-    if len(found) < options.top:
-        return np.inf
-    return float(np.sort(found.step_s)[options.top - 1]) * (1 + options.tie) * (1 + TWIN)
+    return np.asarray((plain & (stage == stage.max()))[table.structure] & (axes <= 1))
 
 
-def _exact(case: Case, kept: Kept, options: SearchOptions, pricing: Pricing, limits: Mapping[str, float]) -> Ranking:
-    """The exact pass over what was kept, best first, until no other plan can be among the `top`."""
-    removed: dict[str, int] = {}
-    if not kept.tables:
-        return _empty()
-    table, screened, device = kept.joined()
-    if options.objective == "memory":
-        order = np.lexsort((screened, device))
-        table, screened, device = table.take(order), screened[order], device[order]
-    most = min(len(table), max(options.exact, options.top))
-    times: list[Column] = []
-    parts: list[Mapping[str, Column]] = []
-    done, batch = 0, max(16, 2 * options.top)
-    while done < most:
-        rows = np.arange(done, min(done + batch, most))
-        step_s, breakdown = pricing.exact(table.take(rows))
-        times.append(step_s)
-        parts.append(breakdown)
-        done = int(rows[-1]) + 1
-        good = np.concatenate(times) <= min(limits.values(), default=np.inf)
-        so_far = np.flatnonzero(good)
-        best = np.sort(np.concatenate(times)[so_far])
-        if options.distinct and len(so_far):
-            by_time = so_far[np.argsort(np.concatenate(times)[so_far], kind="stable")]
-            best = best[firsts(families(table.take(by_time)))]
-        enough = len(best) >= options.top
-        if enough and (options.objective == "memory" or (done < len(table) and screened[done] > best[options.top - 1] * (1 + options.tie))):
-            break
-    step_s = np.concatenate(times)
-    breakdown = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
-    keep = np.ones(done, dtype=bool)
+def _ranking(case: Case, options: SearchOptions, space: Space, kept: Kept, found: ExactPass, limits: Mapping[str, float]) -> Ranking:
+    """What was priced, in order; plans that fit only inside the memory margin where nothing else does."""
+    removed = dict(space.removed)
+    tight = np.concatenate(kept.tight) if kept.tables else np.zeros(0, dtype=bool)
+    if len(tight) and tight.all():
+        found.update(tight=True)
+    else:
+        kept.credit(TIGHT, tight.sum())
+    for name, count in kept.removed.items():
+        removed[name] = removed.get(name, 0) + count
+    if not len(found.rows):
+        return replace(_empty(), removed=removed, searched=space.searched)
+    table, _, device, _ = kept.joined()
+    keep = np.ones(len(found.rows), dtype=bool)
     for name, limit in limits.items():
-        late = keep & (step_s > limit)
-        if late.any():
-            removed[name] = int(late.sum())
+        late = keep & (found.step_s > limit)
+        removed |= {name: int(late.sum())} if late.any() else {}
         keep &= ~late
     rows = np.flatnonzero(keep)
-    value = _value(case, options, step_s[rows], device[:done][rows])
-    order = ordered(table.take(rows), value, options.tie)
+    value = _value(case, options, found.step_s[rows], device[found.rows[rows]])
+    order = ordered(table.take(found.rows[rows]), value, options.tie)
     if options.distinct and len(order):
-        once = firsts(families(table.take(rows[order])))
+        once = firsts(families(table.take(found.rows[rows[order]])))
         removed |= {SAME_FAMILY: len(order) - len(once)} if len(once) < len(order) else {}
         order = order[once]
     rows = rows[order]
-    return Ranking(
-        table.take(rows),
-        (case.cluster,) * len(rows),
-        step_s[rows],
-        {k: v[rows] for k, v in breakdown.items()},
-        device[:done][rows],
-        value[order],
-        removed,
-        0,
-    )
+    plans = found.rows[rows]
+    breakdown = {k: v[rows] for k, v in found.breakdown.items()}
+    clusters = (case.cluster,) * len(rows)
+    return Ranking(table.take(plans), clusters, found.step_s[rows], breakdown, device[plans], value[order], removed, space.searched)
 
 
 def _value(case: Case, options: SearchOptions, step_s: Column, device: IntColumn) -> Column:

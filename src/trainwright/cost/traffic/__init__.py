@@ -7,6 +7,7 @@ parameters (the first of equals), of an inner rank for what stages send each oth
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,18 +23,32 @@ from .data import data_parallel
 from .others import context_parallel, expert_parallel, pipeline_parallel
 from .tensor import tensor_parallel
 
-__all__ = ["Case", "Stage", "pipeline_stage", "traffic", "worst_rank"]
+__all__ = ["KINDS", "Case", "Stage", "inside_layers", "pipeline_stage", "traffic", "worst_rank"]
 
 
-def traffic(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, rank: IntColumn | None = None) -> list[Message]:
-    """Every message of one rank and step, for all plans of the table. `rank` (a column) names the pipeline rank, default: see the module.
+def inside_layers(case: Case) -> None:
+    """Messages of tensor and context parallelism inside layers, without those of the ends: alike for each layer whatever the other axes are."""
+    none = np.zeros(len(case.table), dtype=np.int64)
+    case.stage = replace(case.stage, embedding=none, head=none)
+    tensor_parallel(case)
+    context_parallel(case)
+
+
+KINDS = (tensor_parallel, data_parallel, pipeline_parallel, context_parallel, expert_parallel)
+
+
+def traffic(
+    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, rank: IntColumn | None = None, kinds: Sequence[Callable[[Case], None]] = KINDS
+) -> list[Message]:
+    """Every message of one rank and step, for all plans of the table. `rank` (a column) names the pipeline rank, default: see the module. `kinds`: those
+    of some axes alone.
 
     Collectives of the same axis, name, phase, overlap and description are one `Message`; a plan that does not send it has 0 calls.
     """
     merged: dict[tuple[str, ...], Message] = {}
     for structure, rows in table.by_structure():
         case = Case(model, cluster, job, structure, table.take(rows), None if rank is None else rank[rows])
-        for part in (tensor_parallel, data_parallel, pipeline_parallel, context_parallel, expert_parallel):
+        for part in kinds:
             part(case)
         for message in _sum_alike(case.messages):
             key = _key(message)

@@ -1,0 +1,72 @@
+"""The least that a step can take, for a whole space at once: kernels and traffic inside layers, and the pipeline's span around them.
+
+Both depend on little (micro-batch, tp, cp, ep, etp, sequence parallelism, recomputation), so they are priced once for each different combination. Left out:
+data-parallel traffic, messages between stages, experts' exchange; of the optimizer what the most sharded plan pays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..spec.cluster import ClusterSpec
+from ..spec.job import TrainingJob
+from ..spec.model import ModelSpec
+from ..spec.plan import Structure
+from .distinct import distinct
+from .pieces import Pieces, pieces
+from .step import Settings, bounds, jitter
+from .table import Column, PlanTable, merged
+from .traffic import inside_layers, traffic
+
+KEEPS = 1.0 - 1e-9  # of a second: sums in another order
+
+
+def outline(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, settings: Settings | None = None) -> dict[str, Column]:
+    """What `step.screen_of_parts` adds up: seconds `inside` (the pipeline) and of the `optimizer`, the parameters `owned`, the `jitter` of many nodes, none above
+    a plan's own; and the `window` (kernels of one micro-batch) behind which activations may move, never below it.
+    """
+    settings = (settings or Settings()).on(cluster, job)
+    inner = merged(table, _inside)
+    first, where = distinct((inner.structure, inner.micro_batch_size, inner.tp, inner.cp, inner.ep, inner.etp))
+    one = np.ones(len(first), dtype=np.int64)
+    few = replace(inner.take(first), dp_replicate=one, dp_shard=one, pp=one, virtual_stages=one)
+    # a layer's share of what a rank sends depends on the kinds of layers that stand beside it
+    messages = traffic(model, cluster, job, few, kinds=(inside_layers,)) if len(model.counts) == 1 else []
+    p = pieces(model, cluster, job, few, messages, settings.constants, settings.rules, detail=False)
+    whole = _spread(p, table, where, cluster)
+    shards = table.pp * table.dp_shard * table.cp * (table.tp if any(b.rows("grouped_linear") for b in model.blocks.values()) else 1)
+    return {
+        "inside": bounds(model, whole, table).makespan * KEEPS,
+        "optimizer": p.optimizer_s[where] / shards * KEEPS,
+        "window": p.window_s[where] * _largest_share(model, table) / KEEPS,
+        "owned": p.owned[where] / shards * KEEPS,
+        "jitter": jitter(whole, settings),
+    }
+
+
+def _largest_share(model: ModelSpec, table: PlanTable) -> Column:
+    """Of all layers' kernels at most so much runs on one pipeline rank; all of them where layers differ."""
+    most = -(-(model.num_layers + 2) // (table.pp * table.virtual_stages)) * table.virtual_stages
+    return np.minimum(most / model.num_layers, 1.0) if len(model.counts) == 1 else np.ones(len(table))
+
+
+def _inside(s: Structure) -> Structure:
+    """What a layer's time depends on; the sharding that adds nothing."""
+    return replace(s, schedule="1f1b", sharding="none", offload="none", layers_per_stage=None)
+
+
+def _spread(p: Pieces, table: PlanTable, where: np.ndarray, cluster: ClusterSpec) -> Pieces:
+    """The pieces of the combinations as those of the plans."""
+    return replace(
+        p,
+        table=table,
+        forward=p.forward[:, where],
+        backward=p.backward[:, where],
+        weight=p.weight[:, where],
+        embedding=p.embedding[:, where],
+        head=p.head[:, where],
+        per_micro_batch=p.per_micro_batch[where],
+        nodes=table.gpus / cluster.gpus_per_node,
+    )
