@@ -112,20 +112,11 @@ class Fake(Equations):
     def least(self, table: PlanTable) -> Column:
         return 0.8 * self.need(table).device
 
-    def least_seconds(self, table: PlanTable) -> Column:
-        return np.zeros(len(table))
-
     def outline(self, table: PlanTable) -> Mapping[str, Column]:
         return {"step": np.zeros(len(table))}
 
     def outlined(self, outline: Mapping[str, Column], table: PlanTable) -> Column:
         return 0.9 * self.screen(table)
-
-    def parts(self, table: PlanTable) -> Mapping[str, Column]:
-        return {"step": np.zeros(len(table))}
-
-    def screened(self, parts: Mapping[str, Column], table: PlanTable) -> Column:
-        return self.screen(table)
 
     def at_least(self, parts: Mapping[str, Column], table: PlanTable) -> Column:
         return self.screen(table)

@@ -25,7 +25,7 @@ from ..spec.plan import Structure
 from . import tape
 from .distinct import distinct
 from .memory_table import MemoryTable, scatter
-from .table import Column, PlanTable
+from .table import PlanTable
 
 MIB = 2**20
 
@@ -45,17 +45,17 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     return reserve(found)
 
 
-def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> Column:
-    """Bytes that the forward pass of one micro-batch leaves for backward in a layer, or in `recompute_every` layers with full recomputation: those of
-    the kind of layer that leaves least, and never more than a plan's memory counts. Schedules are alike, and so are shardings."""
+def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> NDArray[np.float64]:
+    """[kinds, plans] bytes that the forward pass of one micro-batch leaves for backward in a layer, or in `recompute_every` layers with full recomputation, for
+    each of `ModelSpec.counts`; never more than a plan's memory counts. Schedules are alike, and so are shardings."""
     most = max((s.sharding for s in table.structures), key=lambda name: SHARDINGS[name].stage or 0, default="none")
     alike = tuple(replace(s, schedule="1f1b", layers_per_stage=None, sharding=most) for s in table.structures)
-    found = np.zeros(len(table))
+    found = np.zeros((len(model.counts), len(table)))
     for structure, rows in PlanTable.concatenate([replace(table, structures=alike)]).by_structure():
         for engine, some in by_engine(model, job, structure, table, rows):
             part = table.take(some)
             first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp])
-            found[some] = engine.saved_by_layer(model, cluster, job, structure, part.take(first))[where]
+            found[:, some] = engine.saved_by_layer(model, cluster, job, structure, part.take(first))[:, where]
     return found
 
 

@@ -1,7 +1,7 @@
 """The least that a step can take, for a whole space at once: kernels and traffic inside layers, and the pipeline's span around them.
 
 Both depend on little (micro-batch, tp, cp, ep, etp, sequence parallelism, recomputation), so they are priced once for each different combination. Left out:
-data-parallel traffic, messages between stages, experts' exchange; of the optimizer what the most sharded plan pays.
+data-parallel traffic, messages between stages; of the optimizer what the most sharded plan pays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .traffic import inside_layers, traffic
 KEEPS = 1.0 - 1e-9  # of a second: sums in another order
 
 
-def outline(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, settings: Settings | None = None) -> dict[str, Column]:
+def outline(
+    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, settings: Settings | None = None
+) -> dict[str, Column]:
     """What `step.screen_of_parts` adds up: seconds `inside` (the pipeline) and of the `optimizer`, the parameters `owned`, the `jitter` of many nodes, none above
     a plan's own; and the `window` (kernels of one micro-batch) behind which activations may move, never below it.
     """
@@ -32,9 +34,7 @@ def outline(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Pla
     first, where = distinct((inner.structure, inner.micro_batch_size, inner.tp, inner.cp, inner.ep, inner.etp))
     one = np.ones(len(first), dtype=np.int64)
     few = replace(inner.take(first), dp_replicate=one, dp_shard=one, pp=one, virtual_stages=one)
-    # a layer's share of what a rank sends depends on the kinds of layers that stand beside it
-    messages = traffic(model, cluster, job, few, kinds=(inside_layers,)) if len(model.counts) == 1 else []
-    p = pieces(model, cluster, job, few, messages, settings.constants, settings.rules, detail=False)
+    p = _layers(model, cluster, job, few, settings)
     whole = _spread(p, table, where, cluster)
     shards = table.pp * table.dp_shard * table.cp * (table.tp if any(b.rows("grouped_linear") for b in model.blocks.values()) else 1)
     return {
@@ -44,6 +44,25 @@ def outline(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Pla
         "owned": p.owned[where] / shards * KEEPS,
         "jitter": jitter(whole, settings),
     }
+
+
+def _layers(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, settings: Settings) -> Pieces:
+    """Pieces of plans without data parallelism and pipeline.
+
+    What a rank sends is shared out over its layers, so what one of them shows depends on the kinds that stand beside it: where there are several, each has its
+    own exchange of experts and what the kind that sends least sends openly.
+    """
+    made = (cluster, job, table)
+    rest = (settings.constants, settings.rules, False)
+    if len(model.counts) == 1:
+        return pieces(model, *made, traffic(model, *made, kinds=(inside_layers,)), *rest)
+    alone = [replace(model, layers=(name,) * model.num_layers) for name in dict.fromkeys(model.layers)]
+    sent = [[m for m in traffic(kind, *made, kinds=(inside_layers,)) if not m.overlaps] for kind in alone]
+    least = min(sent, key=lambda messages: sum(float(m.bytes_per_call @ m.calls) for m in messages if m.axis != "ep"))
+    shared = [m for m in least if m.axis != "ep"]
+    each = [pieces(k, *made, [*shared, *(m for m in own if m.axis == "ep")], *rest) for k, own in zip(alone, sent)]
+    forward, backward, weight = (np.concatenate([getattr(p, name) for p in each]) for name in ("forward", "backward", "weight"))
+    return replace(pieces(model, *made, [], *rest), forward=forward, backward=backward, weight=weight)
 
 
 def _largest_share(model: ModelSpec, table: PlanTable) -> Column:

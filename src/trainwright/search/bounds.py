@@ -23,7 +23,6 @@ from ..spec.plan import Structure
 from ..spec.precision import DTYPE_BYTES, activation_bytes
 from .rules import Case
 
-
 LOSS_COPIES = 2  # log-softmax, and its gradient
 
 
@@ -37,29 +36,36 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
     rows = np.flatnonzero(found <= case.cluster.gpu.capacity_bytes)
     if len(rows):
         part = table.take(rows)
-        kept = saved_by_layer(case.model, case.cluster, case.job, part), recomputed(case, part)
-        found[rows] = _least(case, part, kept)
+        kept = saved_by_layer(case.model, case.cluster, case.job, part)
+        found[rows] = _least(case, part, (kept, recomputed(case, part)))
     return found
 
 
-def _least(case: Case, table: PlanTable, kept: tuple[Column, Column] | None) -> Column:
-    """`least_device_bytes`; `kept`: what a layer saves between forward and backward, and what it saves while it is recomputed."""
+def _least(case: Case, table: PlanTable, kept: tuple[NDArray[np.float64], Column] | None) -> Column:
+    """`least_device_bytes`; `kept`: what layers of each kind save between forward and backward, and what one saves while it is recomputed."""
     found = np.zeros(len(table))
+    count = np.array([n for _, n in case.model.counts], dtype=float)
     places = [place_of(case, table, rank) for rank in (RANKS if kept is not None else RANKS[:1])]
     for structure, rows in merged(table, lambda s: replace(s, schedule="1f1b")).by_structure():
         part = table.take(rows)
         mean = case.layers / part.pp  # some rank has so many layers
         fullest = states(case, structure, part, mean)
+        heaviest = states(case, structure, part, 1 / part.pp, whole_model(case.model))  # of a rank, on average
         several = (part.pp > 1) & (part.accumulation > 1)
-        found[rows] = fullest + gradients(case, structure, part, mean) + np.where(several, unsharded(case, structure, part, mean), 0.0)
-        saved, again = (c[rows] for c in kept) if kept is not None else (None, None)
-        if structure.offload == "activations-cpu" or saved is None or again is None:
-            saved = again = np.zeros(len(rows))
+        later = fullest + gradients(case, structure, part, mean) + np.where(several, unsharded(case, structure, part, mean), 0.0)
+        found[rows] = np.maximum(later, heaviest)
+        each, again = np.zeros((len(count), len(rows))), np.zeros(len(rows))
+        if kept is not None and structure.offload != "activations-cpu":
+            each, again = kept[0][:, rows], kept[1][rows]
+        saved: Column = each.min(axis=0)
         for place in places:
             found[rows] = np.maximum(found[rows], _of_rank(case, structure, part, place.take(rows), saved, again))
         if kept is not None:
             flying = np.minimum(places[0].flying, places[-1].flying)[rows]
             found[rows] = np.maximum(found[rows], fullest + saved * groups(structure, np.ceil(mean)) * flying)
+            # the mean over ranks, where each layer is a group
+            alone = structure.recompute != "full" or structure.recompute_every <= 1
+            found[rows] = np.maximum(found[rows], heaviest + alone * (count @ each) / part.pp * flying)
     return found
 
 
@@ -132,7 +138,7 @@ def least_moved_bytes(case: Case, table: PlanTable) -> Column:
     if not moved.any():
         return found
     some = np.flatnonzero(moved)
-    found[some] = saved_by_layer(case.model, case.cluster, case.job, table.take(some))
+    found[some] = saved_by_layer(case.model, case.cluster, case.job, table.take(some)).min(axis=0)
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
             layers = np.ceil(case.layers / table.pp[rows])  # some rank has so many
@@ -153,19 +159,26 @@ def smallest_layer(model: ModelSpec) -> tuple[int, int]:
     return dense, min((sum(op.parameters for op in block.rows("grouped_linear")) for block in blocks), default=0)
 
 
-def states(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
-    """Weights and optimizer states of the layers, sharded as far as anybody shards them."""
+def whole_model(model: ModelSpec) -> tuple[int, int]:
+    """Parameters of all layers: outside of experts, of experts."""
+    experts = sum(sum(op.parameters for op in block.rows("grouped_linear")) * n for block, n in model.counts)
+    return sum(block.parameters * n for block, n in model.counts) - experts, experts
+
+
+def states(case: Case, structure: Structure, table: PlanTable, layers: Column, parameters: tuple[int, int] | None = None) -> Column:
+    """Weights and optimizer states of the layers, sharded as far as anybody shards them. `parameters`: of a layer outside of experts and of experts, those of
+    the smallest kind of layer where nothing is said."""
     job, splits = case.job, SHARDINGS[structure.sharding].splits
     if structure.offload.startswith("params"):
         return np.zeros(len(table))
     shards = np.maximum(table.dp_shard * table.cp, 1)
-    dense, experts = smallest_layer(case.model)
+    dense, experts = parameters or smallest_layer(case.model)
     if job.method == "qlora":
         return np.zeros(len(table))
     weight = activation_bytes(job.precision) if job.method == "full" or job.precision != "fp32" else 2
     if _one_copy(case, structure):
         weight = 4  # the shards; gathered copies are left out
-        splits = {**splits, "parameters": "dp_shard"}
+        splits = splits if structure.sharding == "none" else {**splits, "parameters": "dp_shard"}
     optimizer = OPTIMIZERS[job.optimizer]
     kept = 0.0
     if job.method == "full" and not structure.offload.startswith("optimizer") and not optimizer.pageable and not optimizer.factored:
@@ -193,7 +206,7 @@ def gradients(case: Case, structure: Structure, table: PlanTable, layers: Column
     shards = np.maximum(table.dp_shard * table.cp, 1) if "gradients" in splits else np.ones(len(table))
     moved = structure.offload.startswith(("optimizer", "params"))
     each = (0 if moved else min(activation_bytes(job.precision), DTYPE_BYTES[job.gradient_dtype])) / shards
-    if _one_copy(case, structure):
+    if _one_copy(case, structure) and ("gradients" in splits or not structure.offload.startswith("params")):
         kept = (table.pp > 1) & (table.accumulation > 1)
         each = np.maximum(each, np.where(kept, DTYPE_BYTES[job.gradient_dtype], 0))
     return layers * dense / table.tp * each
@@ -209,10 +222,10 @@ def unsharded(case: Case, structure: Structure, table: PlanTable, layers: Column
 
 
 def _one_copy(case: Case, structure: Structure) -> bool:
-    """FSDP2 with mixed precision: parameters are fp32 shards, without masters beside them."""
+    """FSDP2 with mixed precision: parameters are fp32, without masters beside them."""
     job = case.job
     wide = job.master_weights == "fp32" and not job.autocast and job.precision != "fp32"
-    return structure.framework == "fsdp2" and "gradients" in SHARDINGS[structure.sharding].splits and job.method == "full" and wide
+    return structure.framework == "fsdp2" and job.method == "full" and wide
 
 
 def logits(case: Case, structure: Structure, table: PlanTable) -> Column:
@@ -231,7 +244,7 @@ def recomputed(case: Case, table: PlanTable) -> Column:
     if again.any():
         rows = np.flatnonzero(again)
         plain = tuple(replace(s, recompute="none", recompute_every=1) for s in table.structures)
-        found[rows] = saved_by_layer(case.model, case.cluster, case.job, replace(table, structures=plain).take(rows))
+        found[rows] = saved_by_layer(case.model, case.cluster, case.job, replace(table, structures=plain).take(rows)).min(axis=0)
     return found
 
 

@@ -62,15 +62,16 @@ class Kept:
 
     def joined(self) -> tuple[PlanTable, Column, IntColumn, NDArray[np.bool_]]:
         """Everything that fits, in the order in which it was found."""
-        return PlanTable.concatenate(self.tables), *(np.concatenate(c) for c in (self.at_least, self.device, self.tight))
+        table = PlanTable.concatenate(self.tables)
+        return table, np.concatenate(self.at_least), np.concatenate(self.device), np.concatenate(self.tight)
 
 
 @dataclass
 class Level:
     """All rows of the space at one recomputation and offload.
 
-    `bound`: seconds that a step takes at least. `open`: legal, and neither priced nor refused. `sure`: the lower bound on memory let it pass. `fit`: fits
-    with the margin.
+    `bound`: seconds that a step takes at least. `open`: legal, and neither priced nor refused. `least`: bytes of a card that it needs at least, 0 where
+    nobody asked. `fit`: fits with the margin.
     """
 
     recompute: int
@@ -79,7 +80,7 @@ class Level:
     outline: Mapping[str, Column]
     open: NDArray[np.bool_]
     bound: Column
-    sure: NDArray[np.bool_]
+    least: Column
     fit: NDArray[np.bool_]
 
 
@@ -107,14 +108,13 @@ class Collector:
             for r, recompute in enumerate(self.space.recomputes):
                 here = self.space.at(self.space.table, recompute, offload)
                 bound = self.pricing.outlined(outlines[r], here) if n else np.zeros(0)
-                flags = [np.zeros(n, dtype=bool) for _ in range(2)]
-                found.append(Level(r, offload, here, outlines[r], self._legal(here), bound, *flags))
+                found.append(Level(r, offload, here, outlines[r], self._legal(here), bound, np.zeros(n), np.zeros(n, dtype=bool)))
         return found
 
-    def price(self, limit: float, most: int, among: NDArray[np.bool_] | None = None) -> int:
-        """Computes the memory of open plans that may take less than `limit` seconds and may fit: of the `most` that may be fastest. Returns how many there
-        were."""
-        ready = [(level, self._near(level, limit, among)) for level in self.levels]
+    def price(self, limit: float, most: int, room: float = 1.0, among: NDArray[np.bool_] | None = None) -> int:
+        """Computes the memory of open plans that may take less than `limit` seconds and need no more than `room` of the card, as far as is known: of the `most`
+        that may be fastest. Returns how many there were."""
+        ready = [(level, self._near(level, limit, room, among)) for level in self.levels]
         times = np.concatenate([level.bound[rows] for level, rows in ready])
         if len(times) > most:
             limit = float(np.partition(times, most - 1)[most - 1])
@@ -139,8 +139,8 @@ class Collector:
             self.kept.credit(DOMINATED, dominated)
             self.kept.credit(TOO_SLOW, level.open.sum() - dominated)
 
-    def _near(self, level: Level, limit: float, among: NDArray[np.bool_] | None) -> NDArray[np.intp]:
-        """Open rows below the limit that may fit; dominated ones are dropped."""
+    def _near(self, level: Level, limit: float, room: float, among: NDArray[np.bool_] | None) -> NDArray[np.intp]:
+        """Open rows below the limit that may fit into their room; dominated ones are dropped."""
         alive = level.open if among is None else level.open & among
         dominated = alive & self._dominated(level)
         self.kept.credit(DOMINATED, dominated.sum())
@@ -150,10 +150,11 @@ class Collector:
             outline = {name: column[rows] for name, column in level.outline.items()}
             level.bound[rows] = np.maximum(level.bound[rows], self.pricing.at_least(outline, level.table.take(rows)))
             rows = rows[level.bound[rows] <= limit]
-        new = rows[~level.sure[rows]]
+        new = rows[level.least[rows] == 0]
         if len(new):
-            level.sure[new] = level.open[new] = self._least(level.table.take(new))
-        return rows[level.sure[rows]]
+            level.least[new] = self.pricing.least(level.table.take(new))
+            level.open[new] = self._may_fit(level.least[new])
+        return rows[level.least[rows] <= room * self.case.cluster.gpu.capacity_bytes]
 
     def _dominated(self, level: Level) -> NDArray[np.bool_]:
         """Rows that fit already with no more recomputation and no more offload."""
@@ -167,8 +168,8 @@ class Collector:
         good = np.array([all(allows_structure(self.case, rule, s) for rule in self.late) for s in table.structures], dtype=bool)
         return good[table.structure] if len(table) else np.zeros(0, dtype=bool)
 
-    def _least(self, table: PlanTable) -> NDArray[np.bool_]:
-        good = self.pricing.least(table) <= self.case.cluster.gpu.capacity_bytes
+    def _may_fit(self, least: Column) -> NDArray[np.bool_]:
+        good = least <= self.case.cluster.gpu.capacity_bytes
         self.kept.credit(NOT_FITTING, (~good).sum())
         return good
 
@@ -188,7 +189,7 @@ class Collector:
         found = []
         for level in self.levels:
             parallel = np.array([s.sequence_parallel for s in level.table.structures], dtype=bool)[level.table.structure]
-            may = level.fit | (level.open & level.sure)
+            may = level.fit | (level.open & (level.least > 0))
             table = level.table.take(may & parallel & (level.table.tp > 1) & (level.bound * (1 - TWIN) <= limit))
             found.append(replace(table, structures=tuple(replace(s, sequence_parallel=False) for s in table.structures)))
         table = PlanTable.concatenate([t for t in found if len(t)] or found[:1])
@@ -196,7 +197,7 @@ class Collector:
             seconds = self.pricing.outlined(self.pricing.outline(table), table)
             table, seconds = table.take(seconds <= limit), seconds[seconds <= limit]
             self.kept.credit(WITHOUT_SP, -len(table))
-        may_fit = self._least(table) if len(table) else np.zeros(0, dtype=bool)
+        may_fit = self._may_fit(self.pricing.least(table) if len(table) else np.zeros(0))
         if may_fit.any():
             self._keep(table.take(may_fit), seconds[may_fit])
 

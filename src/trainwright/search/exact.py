@@ -17,8 +17,8 @@ from .pricing import Pricing
 class ExactPass:
     """Exact times of plans that a `Collector` keeps.
 
-    `top` plans of different families (with `distinct`) are wanted and at most `most` priced; those within `tie` of the last are priced as well. `slowest`: seconds of a step beyond which a plan breaks a deadline or budget. `by_memory`: the
-    smallest first.
+    `top` plans of different families (with `distinct`) are wanted and at most `most` priced; those within `tie` of the last are priced as well. `slowest`:
+    seconds of a step beyond which a plan breaks a deadline or budget. `by_memory`: the smallest first.
     """
 
     pricing: Pricing

@@ -320,13 +320,12 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
 
 
 def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> Column:
-    """Bytes that the forward pass of one micro-batch leaves for backward in a layer (in `recompute_every` of them with full recomputation), of the kind of
-    layer that leaves least."""
+    """[kinds, plans] bytes that the forward pass of one micro-batch leaves for backward in a layer (in `recompute_every` of them with full recomputation), for
+    each of `ModelSpec.counts`."""
     scope = Scope(model, cluster, job, structure, table)
     whole = structure.recompute == "full"
-    kept = [block_input_bytes(b, scope) if whole else block_kept(b, scope) for b in model.blocks.values()]
-    least: Column = np.min(kept, axis=0)
-    return checkpoint_bytes(scope, least) if whole else least
+    kept = [block_input_bytes(b, scope) if whole else block_kept(b, scope) for b, _ in model.counts]
+    return np.array([checkpoint_bytes(scope, k) if whole else k for k in kept])
 
 
 def whole(column: Column) -> IntColumn:

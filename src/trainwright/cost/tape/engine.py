@@ -40,20 +40,18 @@ def memory_rows(
 
 
 def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.float64]:
-    """Bytes that the forward pass of one micro-batch leaves for backward in a layer of the middle of a stage (in `recompute_every` of them with full
-    recomputation), of the kind of layer that leaves least. Zero where no layer repeats."""
+    """[kinds, plans] bytes that the forward pass of one micro-batch leaves for backward in a layer of the middle of a stage (in `recompute_every` of them with
+    full recomputation), for each of `ModelSpec.counts`. Zero where no layer repeats."""
     every = structure.recompute_every if structure.recompute == "full" else 1
     if structure.sharding == "zero1":
         structure = replace(structure, sharding="none")  # its states alone differ
-    found = np.zeros(len(table))
+    found = np.zeros((len(model.counts), len(table)))
     for variant, rows in variants(model, structure, table):
         sizes = columns_of(structure, job, table.take(rows))
-        each = []
-        for kind in model.blocks:
+        for k, kind in enumerate(dict.fromkeys(model.layers)):
             replayed, _ = program(model, job, structure, variant, Stage((kind,) * (FEW + 1) * every))
             matrix = replayed.marks["saved"][1, PARTS.index("activations")]
-            each.append(sum((matrix[i] * replayed.symbols[i].value(sizes) for i in np.flatnonzero(matrix)), np.zeros(len(rows))))
-        found[rows] = np.min(each, axis=0)
+            found[k, rows] = sum((matrix[i] * replayed.symbols[i].value(sizes) for i in np.flatnonzero(matrix)), np.zeros(len(rows)))
     return found
 
 

@@ -27,18 +27,24 @@ __all__ = ["KINDS", "Case", "Stage", "inside_layers", "pipeline_stage", "traffic
 
 
 def inside_layers(case: Case) -> None:
-    """Messages of tensor and context parallelism inside layers, without those of the ends: alike for each layer whatever the other axes are."""
+    """Messages of tensor, context and expert parallelism inside layers, without those of the ends: alike for each layer whatever the other axes are."""
     none = np.zeros(len(case.table), dtype=np.int64)
     case.stage = replace(case.stage, embedding=none, head=none)
     tensor_parallel(case)
     context_parallel(case)
+    expert_parallel(case)
 
 
 KINDS = (tensor_parallel, data_parallel, pipeline_parallel, context_parallel, expert_parallel)
 
 
 def traffic(
-    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, rank: IntColumn | None = None, kinds: Sequence[Callable[[Case], None]] = KINDS
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    table: PlanTable,
+    rank: IntColumn | None = None,
+    kinds: Sequence[Callable[[Case], None]] = KINDS,
 ) -> list[Message]:
     """Every message of one rank and step, for all plans of the table. `rank` (a column) names the pipeline rank, default: see the module. `kinds`: those
     of some axes alone.
