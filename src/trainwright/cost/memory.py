@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache, partial
 from importlib import import_module, util
 from types import ModuleType
 
@@ -25,7 +26,7 @@ from ..spec.plan import Structure
 from . import tape
 from .distinct import distinct
 from .memory_table import MemoryTable, scatter
-from .table import PlanTable
+from .table import PlanTable, merged
 
 MIB = 2**20
 
@@ -49,14 +50,18 @@ def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, tab
     """[kinds, plans] bytes that the forward pass of one micro-batch leaves for backward in a layer, or in `recompute_every` layers with full recomputation, for
     each of `ModelSpec.counts`; never more than a plan's memory counts. Schedules are alike, and so are shardings."""
     most = max((s.sharding for s in table.structures), key=lambda name: SHARDINGS[name].stage or 0, default="none")
-    alike = tuple(replace(s, schedule="1f1b", layers_per_stage=None, sharding=most) for s in table.structures)
     found = np.zeros((len(model.counts), len(table)))
-    for structure, rows in PlanTable.concatenate([replace(table, structures=alike)]).by_structure():
+    for structure, rows in merged(table, partial(_saves_alike, most)).by_structure():
         for engine, some in by_engine(model, job, structure, table, rows):
             part = table.take(some)
             first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp])
             found[:, some] = engine.saved_by_layer(model, cluster, job, structure, part.take(first))[:, where]
     return found
+
+
+@lru_cache(maxsize=4096)
+def _saves_alike(sharding: str, s: Structure) -> Structure:
+    return replace(s, schedule="1f1b", layers_per_stage=None, sharding=sharding)
 
 
 def by_engine(

@@ -7,6 +7,7 @@ data-parallel traffic, messages between stages; of the optimizer what the most s
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,8 +27,8 @@ KEEPS = 1.0 - 1e-9  # of a second: sums in another order
 def outline(
     model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, settings: Settings | None = None
 ) -> dict[str, Column]:
-    """What `step.screen_of_parts` adds up: seconds `inside` (the pipeline) and of the `optimizer`, the parameters `owned`, the `jitter` of many nodes, none above
-    a plan's own; and the `window` (kernels of one micro-batch) behind which activations may move, never below it.
+    """What `step.screen_of_parts` adds up, none above a plan's own: seconds `inside` (the pipeline) and of the `optimizer`, parameters `owned`, the `jitter` of
+    many nodes; and never below it the `window` (kernels of one micro-batch) behind which activations may move.
     """
     settings = (settings or Settings()).on(cluster, job)
     inner = merged(table, _inside)
@@ -71,6 +72,7 @@ def _largest_share(model: ModelSpec, table: PlanTable) -> Column:
     return np.minimum(most / model.num_layers, 1.0) if len(model.counts) == 1 else np.ones(len(table))
 
 
+@lru_cache(maxsize=4096)
 def _inside(s: Structure) -> Structure:
     """What a layer's time depends on; the sharding that adds nothing."""
     return replace(s, schedule="1f1b", sharding="none", offload="none", layers_per_stage=None)

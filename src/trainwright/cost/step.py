@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,27 +129,29 @@ class Span:
 
 
 def alike(table: PlanTable) -> PlanTable:
-    """The table with schedules that place stages alike and send alike as one: as many structures as a screen has to price. 1F1B stands for all that
-    run as it does outside of the pipeline's span."""
+    """The table with schedules that place stages alike and send alike as one: as many structures as a screen has to price."""
+    return merged(table, _alike)
 
-    def stand_in(s: Structure) -> Structure:
-        if s.schedule in ("1f1b", "gpipe", "dualpipe") or s.offload == "activations-cpu":  # what offload moves is the memory's to say
-            return s
-        return replace(s, schedule="zb-v" if SCHEDULES[s.schedule].placement == "v" else "1f1b")
 
-    return merged(table, stand_in)
+@lru_cache(maxsize=4096)
+def _alike(s: Structure) -> Structure:
+    """1F1B stands for all that run as it does outside of the pipeline's span."""
+    if s.schedule in ("1f1b", "gpipe", "dualpipe") or s.offload == "activations-cpu":  # what offload moves is the memory's to say
+        return s
+    return replace(s, schedule="zb-v" if SCHEDULES[s.schedule].placement == "v" else "1f1b")
 
 
 def _spans_alike(table: PlanTable) -> PlanTable:
     """The table with structures whose `bound` is the same as one."""
+    return merged(table, _span_alike)
 
-    def stand_in(s: Structure) -> Structure:
-        entry = SCHEDULES[s.schedule]
-        kind = (entry.splits_backward, entry.placement, entry.chunks == "many")
-        name = next(n for n, e in SCHEDULES.items() if (e.splits_backward, e.placement, e.chunks == "many") == kind)
-        return Structure(framework=s.framework, layers_per_stage=s.layers_per_stage, schedule=name)
 
-    return merged(table, stand_in)
+@lru_cache(maxsize=4096)
+def _span_alike(s: Structure) -> Structure:
+    entry = SCHEDULES[s.schedule]
+    kind = (entry.splits_backward, entry.placement, entry.chunks == "many")
+    name = next(n for n, e in SCHEDULES.items() if (e.splits_backward, e.placement, e.chunks == "many") == kind)
+    return Structure(framework=s.framework, layers_per_stage=s.layers_per_stage, schedule=name)
 
 
 def screen(
@@ -176,11 +178,27 @@ def bounds(model: ModelSpec, p: Pieces, table: PlanTable) -> Span:
     return span
 
 
+def screen_parts(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: TrainingJob,
+    table: PlanTable,
+    messages: Sequence[Message],
+    settings: Settings | None = None,
+) -> dict[str, Column]:
+    """What `screen_of_parts` adds up for plans that offload nothing: seconds `inside` (the pipeline and data-parallel traffic), of the `optimizer` and of the
+    `window` (kernels of one micro-batch), the parameters `owned`, the `jitter` of many nodes. `messages` are those of ``alike(table)``."""
+    settings = (settings or Settings()).on(cluster, job)
+    p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
+    inside = bounds(model, p, table).makespan + p.data_s
+    return {"inside": inside, "optimizer": p.optimizer_s, "window": p.window_s, "owned": p.owned, "jitter": jitter(p, settings)}
+
+
 def screen_of_parts(
     parts: Mapping[str, Column], cluster: ClusterSpec, job: TrainingJob, table: PlanTable, saved: Column, settings: Settings | None = None
 ) -> Column:
-    """The screened step of plans with the offload that `table` says, from their `screen_parts`; `saved` bytes of a micro-batch go to the host where
-    activations do. Never falls when `saved` grows."""
+    """The screened step of plans with the offload that `table` says, from their `screen_parts`; `saved` bytes of a micro-batch go to the host where activations
+    do. Never falls when `saved` grows."""
     settings = (settings or Settings()).on(cluster, job)
     law, m = settings.constants, table.accumulation.astype(float)
     optimizer, offload = parts["optimizer"].copy(), np.zeros(len(table))

@@ -46,7 +46,7 @@ def _least(case: Case, table: PlanTable, kept: tuple[NDArray[np.float64], Column
     found = np.zeros(len(table))
     count = np.array([n for _, n in case.model.counts], dtype=float)
     places = [place_of(case, table, rank) for rank in (RANKS if kept is not None else RANKS[:1])]
-    for structure, rows in merged(table, lambda s: replace(s, schedule="1f1b")).by_structure():
+    for structure, rows in merged(table, _unscheduled).by_structure():
         part = table.take(rows)
         mean = case.layers / part.pp  # some rank has so many layers
         fullest = states(case, structure, part, mean)
@@ -67,6 +67,16 @@ def _least(case: Case, table: PlanTable, kept: tuple[NDArray[np.float64], Column
             alone = structure.recompute != "full" or structure.recompute_every <= 1
             found[rows] = np.maximum(found[rows], heaviest + alone * (count @ each) / part.pp * flying)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _unscheduled(s: Structure) -> Structure:
+    return replace(s, schedule="1f1b")
+
+
+@lru_cache(maxsize=4096)
+def _schedule_alone(s: Structure) -> Structure:
+    return Structure(schedule=s.schedule)
 
 
 @dataclass(frozen=True)
@@ -251,7 +261,7 @@ def recomputed(case: Case, table: PlanTable) -> Column:
 def in_flight(table: PlanTable, rank: int) -> Column:
     """Micro-batches whose activations a rank (-1: the last) holds at once, at least, in units of all of its layers; 1 where no closed form is known."""
     found = np.ones(len(table))
-    for structure, rows in merged(table, lambda s: Structure(schedule=s.schedule)).by_structure():
+    for structure, rows in merged(table, _schedule_alone).by_structure():
         schedule, pp, m = SCHEDULES[structure.schedule], table.pp[rows], table.accumulation[rows]
         if schedule.in_flight is None or not (pp > 1).any():
             continue

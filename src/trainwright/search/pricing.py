@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost.table import Column, IntColumn, PlanTable
+from ..cost.table import Column, IntColumn, PlanTable, merged
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
+from ..spec.plan import Structure
 from .bounds import least_device_bytes, least_moved_bytes
 from .rules import Case
 
@@ -51,6 +53,11 @@ class Pricing(Protocol):
         """Seconds of a step, and the parts that they are the sum of."""
 
 
+@lru_cache(maxsize=4096)
+def _stays(s: Structure) -> Structure:
+    return replace(s, offload="none")
+
+
 @dataclass(frozen=True)
 class Equations:
     """The package's own: `cost.memory`, `cost.step.screen`, `cost.step.exact`."""
@@ -87,11 +94,19 @@ class Equations:
         return Need(found.device_bytes + reserved, found.host_bytes_per_node, found.nvme_bytes_per_node)
 
     def screen(self, table: PlanTable) -> Column:
-        from ..cost.step import alike, screen
+        """Plans that differ in offload only are priced once."""
+        from ..cost.once import saved_bytes
+        from ..cost.step import alike, screen_of_parts, screen_parts
         from ..cost.traffic import traffic
 
-        messages = traffic(self.model, self.cluster, self.job, alike(table))
-        return self.factor * screen(self.model, self.cluster, self.job, table, messages).step_s
+        made = (self.model, self.cluster, self.job)
+        stays = merged(table, _stays)
+        parts = screen_parts(*made, stays, traffic(*made, alike(stays)))
+        saved = np.zeros(len(table))
+        moves = np.flatnonzero(np.array([s.offload == "activations-cpu" for s in table.structures], dtype=bool)[table.structure])
+        if len(moves):
+            saved[moves] = saved_bytes(*made, table.take(moves))
+        return self.factor * screen_of_parts(parts, self.cluster, self.job, table, saved)
 
     def exact(self, table: PlanTable) -> tuple[Column, Mapping[str, Column]]:
         from ..cost.step import exact
