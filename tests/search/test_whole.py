@@ -15,7 +15,8 @@ from trainwright.cost.table import PlanTable
 from trainwright.resolve import Task, resolve_task
 from trainwright.search.bounds import least_device_bytes
 from trainwright.search.collect import adds_time
-from trainwright.search.pricing import Equations
+from trainwright.search.pricing import Equations, fits
+from trainwright.search.rank import SearchOptions, search
 from trainwright.search.rules import Case
 from trainwright.search.space import Space, allows_structure, enumerate_plans, late_rules
 
@@ -92,6 +93,21 @@ def test_the_bound_refuses_most_of_what_does_not_fit() -> None:
     refused = least_device_bytes(case, table) > capacity
     assert not (refused & ~misfits).any()
     assert refused.sum() > 0.8 * misfits.sum()
+
+
+@pytest.mark.parametrize("name", ["odd", "8B fsdp1", "fp8"])
+def test_the_best_are_the_best_of_everything(name: str) -> None:
+    """Bounds, chunks and limits leave out nothing: with one recomputation and no offload every plan that fits is priced here, and the search shows the first."""
+    said = RUNS[name] | {"strategy": RUNS[name]["strategy"] | {"recompute": "full", "offload": "none"}}  # type: ignore[operator]
+    task = resolve_task(load(said))
+    case = Case(task.model, task.cluster, task.job)
+    space = enumerate_plans(case, task.spec.strategy)
+    table, price = space.at(space.table, "full", "none"), Equations(task.model, task.cluster, task.job)
+    roomy, _ = fits(price.need(table), task.cluster, task.cluster.memory_margin)
+    exact = np.sort(price.exact(table.take(roomy))[0])
+    found = search(task.model, task.cluster, task.job, task.spec.strategy, SearchOptions(top=15, tie=0.0, distinct=False))
+    shown = np.sort(found.step_s)
+    assert (shown <= exact[: len(shown)] * (1 + 1e-9)).all()  # plain twins, which the space leaves out, may come before
 
 
 @pytest.mark.parametrize("name", RUNS)

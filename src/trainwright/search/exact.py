@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,43 +38,68 @@ class ExactPass:
         best = self._best()
         return float(best[self.top - 1]) * (1 + self.tie) if len(best) >= self.top else np.inf
 
-    def update(self, tight: bool = False) -> None:
-        """Prices what `kept` has got since, as far as it may be shown; of plans inside the memory margin only with `tight`."""
-        if not self.kept.tables:
+    def look(self) -> None:
+        """Prices a few of what `kept` has got since, the best of each family, as far as they may lower the limit."""
+        order, best = self._waiting(tight=False), self._best()
+        if len(best) >= self.top:
+            order = order[self._known()[order] < best[self.top - 1]]
+        if not len(order):
             return
+        table = PlanTable.concatenate(self.kept.tables)
+        if self.distinct:
+            order = order[firsts(families(table.take(order)))]
+        self._add(table, order[: self.top])
+
+    def finish(self, tight: bool = False) -> None:
+        """Prices everything that may be shown; of plans inside the memory margin only with `tight`."""
+        order, most = self._waiting(tight), len(self.rows) + self.most
+        table, known = PlanTable.concatenate(self.kept.tables) if len(order) else None, self._known()
+        while table is not None and len(order) and len(self.rows) < most:
+            best = self._best()
+            if len(best) >= self.top and (self.by_memory or known[order[0]] > best[self.top - 1] * (1 + self.tie)):
+                break
+            some, order = np.split(order, [min(self._batch, most - len(self.rows))])
+            self._add(table, some)
+
+    @property
+    def _batch(self) -> int:
+        return max(16, 2 * self.top)
+
+    def _waiting(self, tight: bool) -> IntColumn:
+        """Plans that may be shown and were not priced, best first."""
+        if not self.kept.tables:
+            return np.zeros(0, np.int64)
         table, at_least, device, inside_margin = self.kept.joined()
         waiting = (~inside_margin | tight) & (at_least <= min(self.slowest, self.limit()))
         waiting[self.rows] = False
         left = np.flatnonzero(waiting)
-        batch = max(16, 2 * self.top)
-        screened = self._screened(table, at_least, left) if len(left) > batch else at_least
-        order = left[np.lexsort((screened[left], device[left])) if self.by_memory else np.argsort(screened[left], kind="stable")]
-        while len(order) and len(self.rows) < self.most:
-            best = self._best(table)
-            enough = len(best) >= self.top
-            if enough and (self.by_memory or screened[order[0]] > best[self.top - 1] * (1 + self.tie)):
-                break
-            some, order = np.split(order, [min(batch, self.most - len(self.rows))])
-            self._add(some, *self.pricing.exact(table.take(some)))
+        if len(left) > self._batch:
+            self._screen(table, left)
+        known = self._known()[left]
+        return left[np.lexsort((known, device[left])) if self.by_memory else np.argsort(known, kind="stable")]
 
-    def _screened(self, table: PlanTable, at_least: Column, rows: IntColumn) -> Column:
-        """Seconds that tell which of many plans to price first: screened ones, each row's once, of the others what is known."""
-        known = len(self.screened)
-        self.screened = np.concatenate([self.screened, np.full(len(table) - known, np.nan)])
+    def _known(self) -> Column:
+        """Seconds that a step takes at least: screened ones where they were asked for."""
+        at_least = np.concatenate([np.zeros(0), *self.kept.at_least])
+        self.screened = np.concatenate([self.screened, np.full(len(at_least) - len(self.screened), np.nan)])
+        return np.where(np.isnan(self.screened), at_least, self.screened)
+
+    def _screen(self, table: PlanTable, rows: IntColumn) -> None:
+        """Screened times tell which of many plans to price first."""
+        self._known()
         new = rows[np.isnan(self.screened[rows])]
         if len(new):
             self.screened[new] = self.pricing.screen(table.take(new))
-        return np.where(np.isnan(self.screened), at_least, self.screened)
 
-    def _add(self, rows: IntColumn, step_s: Column, breakdown: Mapping[str, Column]) -> None:
+    def _add(self, table: PlanTable, rows: IntColumn) -> None:
+        step_s, breakdown = self.pricing.exact(table.take(rows))
         self.rows, self.step_s = np.concatenate([self.rows, rows]), np.concatenate([self.step_s, step_s])
         self.breakdown = {k: np.concatenate([self.breakdown.get(k, np.zeros(0)), c]) for k, c in breakdown.items()}
 
-    def _best(self, table: PlanTable | None = None) -> Column:
+    def _best(self) -> Column:
         """Exact times that keep every limit, one of each family, the best first."""
         good = np.flatnonzero(self.step_s <= self.slowest)
         good = good[np.argsort(self.step_s[good], kind="stable")]
         if self.distinct and len(good):
-            table = PlanTable.concatenate(self.kept.tables) if table is None else table
-            good = good[firsts(families(table.take(self.rows[good])))]
+            good = good[firsts(families(PlanTable.concatenate(self.kept.tables).take(self.rows[good])))]
         return self.step_s[good]

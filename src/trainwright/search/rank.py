@@ -180,7 +180,7 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
     if by_memory:
         collector.price(limit, len(space.table) * len(collector.levels))
     collector.close(limit)
-    found.update()
+    found.finish()
     return _ranking(case, options, space, collector.kept, found, limits)
 
 
@@ -193,14 +193,14 @@ def _gather(collector: Collector, found: ExactPass) -> float:
     table = collector.space.table
     if len(table) >= PROBED:
         collector.price(found.slowest, CHUNK, among=_likely(table))
-        found.update()
+        found.look()
     for room in ROOMS:
         chunk, look = CHUNK if room < 1 else 16 * CHUNK, LOOK
         while True:
             limit = min(found.slowest, found.limit())
             near = limit if np.isfinite(limit) else collector.nearest(look)
             count = collector.price(near, chunk, room)
-            found.update()
+            found.look()
             done = count < chunk and near >= limit
             if done or (room < 1 and np.isfinite(limit) and found.limit() >= limit):
                 break
@@ -221,7 +221,7 @@ def _ranking(case: Case, options: SearchOptions, space: Space, kept: Kept, found
     removed = dict(space.removed)
     tight = np.concatenate(kept.tight) if kept.tables else np.zeros(0, dtype=bool)
     if len(tight) and tight.all():
-        found.update(tight=True)
+        found.finish(tight=True)
     else:
         kept.credit(TIGHT, tight.sum())
     for name, count in kept.removed.items():
