@@ -97,7 +97,7 @@ def test_the_bound_refuses_most_of_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("name", ["odd", "8B fsdp1", "fp8"])
 def test_the_best_are_the_best_of_everything(name: str) -> None:
-    """Bounds, chunks and limits leave out nothing: with one recomputation and no offload every plan that fits is priced here, and the search shows the first."""
+    """Bounds, chunks and limits leave out nothing: with one recomputation and no offload every plan that fits is priced here; the search shows the first."""
     said = RUNS[name] | {"strategy": RUNS[name]["strategy"] | {"recompute": "full", "offload": "none"}}  # type: ignore[operator]
     task = resolve_task(load(said))
     case = Case(task.model, task.cluster, task.job)
