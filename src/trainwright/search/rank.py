@@ -202,7 +202,7 @@ def _gather(collector: Collector, found: ExactPass) -> float:
             count = collector.price(near, chunk, room)
             found.look()
             done = count < chunk and near >= limit
-            if done or (room < 1 and np.isfinite(limit) and found.limit() >= limit):
+            if done or (room < 1 and np.isfinite(limit) and found.limit() > 0.995 * limit):
                 break
             chunk, look = (8 * chunk, look) if count >= chunk else (chunk, 8 * look)
     return min(found.slowest, found.limit())
