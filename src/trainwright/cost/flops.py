@@ -259,9 +259,11 @@ def in_module(name: str, kind: str, module: str) -> bool:
 def flops(model: ModelSpec, job: TrainingJob, plans: PlanTable) -> Flops:
     """Model and hardware FLOPs of every plan of a table."""
     useful = model_flops(model, job)
-    again = np.array([recomputed_flops(model, job, s) for s in plans.structures])
     whole = np.full(len(plans), useful)
-    return Flops(whole, whole + again[plans.structure])
+    hardware = whole.copy()
+    for structure, rows in plans.by_structure():
+        hardware[rows] += recomputed_flops(model, job, structure)
+    return Flops(whole, hardware)
 
 
 def conventions(model: ModelSpec, job: TrainingJob, plan: ParallelPlan, name: str = "contract") -> float:

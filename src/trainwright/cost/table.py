@@ -65,10 +65,13 @@ class PlanTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[PlanTable]) -> PlanTable:
+        """One table after the other, with the structures that have rows."""
         order: dict[Structure, int] = {}
         codes = []
         for t in tables:
-            recode = np.array([order.setdefault(s, len(order)) for s in t.structures], dtype=np.int64)
+            recode = np.zeros(len(t.structures), dtype=np.int64)
+            for code in np.unique(t.structure).tolist():
+                recode[code] = order.setdefault(t.structures[code], len(order))
             codes.append(recode[t.structure])
         columns = {n: np.concatenate([getattr(t, n) for t in tables]) for n in NUMBERS}
         return cls(tuple(order), np.concatenate(codes), **columns)
