@@ -6,7 +6,6 @@ import warnings
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,23 +22,9 @@ from .decoder import Decoder, Table, initialize
 from .mesh import Ranks
 from .models import every_second_product
 from .modules import Experts, LayerNorm, RMSNorm, Router
+from .reduce import Sums, Turn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class SumOver(torch.autograd.Function):
-    """Identity, whose gradient is summed over a group: a weight that every rank has and each uses on its own part of the tokens or heads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
 
 
 def parameter_dtype(run: Run) -> torch.dtype:
@@ -59,7 +44,7 @@ def mixed_precision(run: Run) -> MixedPrecisionPolicy:
 # --- tensor parallelism ----------------------------------------------------------------------------------------------------------------------------
 
 
-def split_table(table: Table, mesh: DeviceMesh, *, sequence: bool, vocabulary: bool) -> None:
+def split_table(table: Table, mesh: DeviceMesh, turn: Turn, *, sequence: bool, vocabulary: bool) -> None:
     """Columns, then rows, of one block over the tp axis (arXiv:1909.08053), its norms on parts of the sequence where `sequence` (arXiv:2205.05198)."""
     between = Shard(1) if sequence else Replicate()
     group = mesh.get_group()
@@ -80,12 +65,12 @@ def split_table(table: Table, mesh: DeviceMesh, *, sequence: bool, vocabulary: b
         elif op.kind == "norm" and (sequence or op.region == "tensor"):
             module = table.module(op)
             assert isinstance(module, (RMSNorm, LayerNorm))
-            module.shared = lambda p: SumOver.apply(p, group)
+            module.shared = Sums(group, turn)
     parallelize_module(table, mesh, plan)
     if sequence:
         for module in table.modules():
             if isinstance(module, (Router, Experts)):
-                module.shared = lambda p: SumOver.apply(p, group)
+                module.shared = Sums(group, turn)
         table.enter = lambda name, op, x: _gathered(op, x, mesh)
 
 
@@ -103,7 +88,7 @@ def split_over(part: Decoder, run: Run, mesh: DeviceMesh) -> None:
     sequence, vocabulary = run.plan.structure.sequence_parallel, run.job.loss == "vocab-parallel"
     for table in (part.embed, *part.layers.values(), part.head):
         if isinstance(table, Table):
-            split_table(table, mesh, sequence=sequence, vocabulary=vocabulary)
+            split_table(table, mesh, part.turn, sequence=sequence, vocabulary=vocabulary)
     if part.head is not None and part.model.tied:
         part.tie()
 

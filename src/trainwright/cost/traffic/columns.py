@@ -132,6 +132,13 @@ class Case:
         return int(DTYPE_BYTES[self.job.gradient_dtype])
 
     @property
+    def reductions(self) -> IntColumn:
+        """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
+        sharded = self.structure.sharding in ("zero2", "zero3")
+        each = sharded and not self.switch("no_sync", True)
+        return np.where(each & (self.table.pp == 1), self.table.accumulation, 1)
+
+    @property
     def sequence_parallel(self) -> bool:
         return self.structure.sequence_parallel
 

@@ -12,7 +12,7 @@ from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
 from ..table import IntColumn
-from .buffers import deepspeed, deepspeed_zero3, megatron
+from .buffers import deepspeed, deepspeed_zero3, megatron, tied_embedding
 from .columns import Case, ceil_div
 from .groups import gathered_bytes, groups
 
@@ -33,6 +33,45 @@ def data_parallel(case: Case) -> None:
         deepspeed_zero3(case) if sharding == "zero3" else deepspeed(case)
     else:
         _ddp(case)
+    if framework in ("fsdp2", "fsdp1", "ddp"):
+        _held_twice(case)
+        _whole_matrices(case)
+
+
+def _whole_matrices(case: Case) -> None:
+    """Muon's iteration wants whole gradients of the layers' matrices: what is cut is gathered, rows over both axes from the data's side, columns
+    from the tensor's."""
+    if case.job.optimizer != "muon":
+        return
+    sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
+    shard = case.shard if sharded else np.ones_like(case.tp)
+    for name, count in case.stage.layers.items():
+        for w in (w for w in case.trainable(case.model.blocks[name]) if len(w.shape) == 2):
+            local = _padded(case, (w,), False, shard) * case.stored_bytes
+            outer, inner = (local * case.tp, local // shard * case.tp) if w.tp_dim else (local, local * case.tp)
+            what = "gradients of matrices for Muon"
+            case.add("dp_shard", "all_gather", "optimizer", outer, count, shard, case.tp, what=what)
+            if w.tp_dim is not None:
+                case.add("tp", "all_gather", "optimizer", inner, count, case.tp, 1, what=what)
+
+
+def _held_twice(case: Case) -> None:
+    """What two ranks of a pipeline hold: a tied table at its ends, all stages of a schedule that enters at both. Their gradients, which are cut by
+    then, are summed in the stored type once a step."""
+    sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
+    shard = case.shard if sharded else np.ones_like(case.tp)
+    tied_embedding(case, _padded(case, case.model.embedding.weights[:1], False, shard) // shard * case.stored_bytes)
+    if case.structure.schedule != "dualpipe":
+        return
+    expert_shard = case.expert_shard if sharded else shard
+    total = np.zeros_like(case.tp)
+    for block, count in case.stage.blocks(case.model):
+        wanted = case.trainable(block)
+        total = total + count * (_padded(case, wanted, False, shard) // shard + _padded(case, wanted, True, expert_shard) // expert_shard)
+    size = total * case.stored_bytes
+    pair = np.where(case.table.pp > 1, 2, 1)
+    distance = np.abs(case.table.pp - 1 - 2 * case.stage.rank) * case.pipeline_stride
+    case.add_in_buckets("pp", "all_reduce", "reduce", size, DDP_BUCKET_BYTES, 1, pair, distance, "", "gradients of both directions")
 
 
 # --- PyTorch DDP, alone or with ZeroRedundancyOptimizer -------------------------------------------------------------------------
@@ -50,6 +89,8 @@ def _ddp(case: Case) -> None:
         for w in case.trainable(block):
             what = f"updated tensors of {' x '.join(str(d) for d in w.shape)}"
             case.add("dp", "broadcast", "optimizer", case.local_elements(w) * size, count, case.data, case.tp, what=what)
+    copy = case.tied_copy(case.trainable) * size
+    case.add("dp", "broadcast", "optimizer", copy, 1, case.data, case.tp, what="updated copy of a tied table")
 
 
 # --- PyTorch FSDP2 --------------------------------------------------------------------------------------------------------------
@@ -63,13 +104,6 @@ def _padded(case: Case, weights: tuple[Weight, ...], experts: bool, shard: IntCo
             rows, *rest = case.local_shape(w)
             total = total + ceil_div(rows, shard) * shard * np.multiply.reduce([np.ones_like(rows), *rest])
     return total
-
-
-def _reductions(case: Case) -> IntColumn:
-    """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
-    sharded = case.structure.sharding in ("zero2", "zero3")
-    each = sharded and not case.switch("no_sync", True)
-    return np.where(each & (case.table.pp == 1), case.table.accumulation, 1)
 
 
 def _fsdp2(case: Case) -> None:
@@ -89,7 +123,7 @@ def _fsdp2(case: Case) -> None:
             name = ("experts of a layer" if experts else "a layer") if layer else "embedding, final norm, head"
             _gather(case, everything, count, layer, shard, stride, f"parameters of {name}")
             size = wanted * case.gradient_bytes
-            reductions = count * _reductions(case)
+            reductions = count * case.reductions
             case.add(
                 "dp_shard",
                 "reduce_scatter",
