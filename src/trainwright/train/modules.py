@@ -131,8 +131,6 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The expert products of a layer between dispatch and combine: ``gate``, ``up``, ``down`` of (experts, out, in)."""
 
-    shared: Shared | None = None
-
     def __init__(self, rows: dict[str, Op], numbers: Numbers, **made: Any) -> None:
         super().__init__()
         self.function = next((o.function for o in rows.values() if o.kind == "activation"), "silu")
@@ -145,8 +143,7 @@ class Experts(nn.Module):
 
     def _local(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(self, name).weight
-        weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        return (weight if self.shared is None else self.shared(name, weight)).to(x.dtype)
+        return (weight.to_local() if isinstance(weight, DTensor) else weight).to(x.dtype)
 
     def run(self, x: torch.Tensor, counts: Iterable[int]) -> torch.Tensor:
         """Tokens sorted by expert, (rows, width) with `counts` rows for each local expert -> (rows, width)."""

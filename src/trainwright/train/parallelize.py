@@ -69,7 +69,7 @@ def split_table(table: Table, mesh: DeviceMesh, turn: Turn, *, sequence: bool, v
     parallelize_module(table, mesh, plan)
     if sequence:
         for module in table.modules():
-            if isinstance(module, (Router, Experts)):
+            if isinstance(module, Router):
                 module.shared = Sums(group, turn)
         table.enter = lambda name, op, x: _gathered(op, x, mesh)
 
@@ -136,6 +136,9 @@ def shard(part: Any, run: Run, ranks: Ranks) -> None:
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
         for layer in part.layers.values():
+            for module in expert_modules(layer, ranks):
+                replicate(module, mesh=ranks.expert_data, mp_policy=policy)
+                divide(module, ranks)
             replicate(layer, mesh=ranks.data, mp_policy=policy)
         replicate(part, mesh=ranks.data, mp_policy=policy)
         return
@@ -143,14 +146,28 @@ def shard(part: Any, run: Run, ranks: Ranks) -> None:
     offload = CPUOffloadPolicy(pin_memory=ranks.machine.pinned) if s.offload in ("params-cpu", "optimizer-cpu") else OffloadPolicy()
     made: dict[str, Any] = {"mesh": ranks.shards, "mp_policy": policy, "offload_policy": offload}
     for layer in part.layers.values():
-        for module in layer.modules():
-            if isinstance(module, Experts) and run.plan.ep > 1:
-                fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.experts["expert_replica"]})
-                module.set_gradient_divide_factor(float(ranks.data.size()))
-                if ranks.experts["expert_replica"].size() > 1:  # alone there is nothing to sum, and a forced sum would skip the division
-                    module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
+        for module in expert_modules(layer, ranks):
+            fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.expert_shards})
+            divide(module, ranks)
         fully_shard(layer, reshard_after_forward=zero3, **made)
     fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
+    if run.plan.pp > 1 and part.layers:
+        # FSDP2 gathers ahead what ran before in forward. Before a stage's first group that is another micro-batch's last one, gathered for nothing.
+        layer = next(iter(part.layers.values()))
+        (*expert_modules(layer, ranks), layer)[0].set_modules_to_backward_prefetch([part])
+
+
+def expert_modules(layer: nn.Module, ranks: Ranks) -> list[Any]:
+    """A layer's experts where they need a group of their own."""
+    return [m for m in layer.modules() if isinstance(m, Experts)] if ranks.spreads_experts else []
+
+
+def divide(module: Any, ranks: Ranks) -> None:
+    """The divisor of an expert group's sum, which is not the group's size."""
+    module.set_gradient_divide_factor(ranks.expert_uses)
+    # Where nothing is scattered FSDP2 divides by itself, and a forced sum would divide once more.
+    if ranks.plan.structure.sharding != "none" and ranks.experts["expert_shard"].size() > 1:
+        module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
 
 
 def apply(part: Decoder, run: Run, ranks: Ranks, seed: int, backend: str | None = None) -> nn.Module:
@@ -180,7 +197,7 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int, backend: str | None 
 def share_data(part: nn.Module, run: Run, ranks: Ranks) -> nn.Module:
     """Data parallelism around a part that is laid out in every other way; the module to call."""
     device = ranks.machine.device
-    if run.plan.structure.framework == "fsdp2" and not (run.plan.ep > 1 and run.plan.structure.sharding == "none"):
+    if run.plan.structure.framework == "fsdp2":
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)
         return part

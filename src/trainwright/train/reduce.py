@@ -64,16 +64,14 @@ class Summed(torch.autograd.Function):
 
 
 def sum_gradients(parts: Iterable[nn.Module], ranks: Ranks) -> None:
-    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's over the ranks that hold it."""
+    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's over the ranks that hold it, see `Ranks.expert_uses`."""
     size = ranks.data.size()
-    for part in parts:
-        experts = {id(p): p for m in part.modules() if isinstance(m, Experts) for p in m.parameters()} if ranks.plan.ep > 1 else {}
-        wrapped = hasattr(part, "set_requires_gradient_sync")
-        plain = [] if wrapped else [p for p in part.parameters() if id(p) not in experts]
-        if size > 1:
-            all_reduce_gradients(plain, ranks.data.get_group(), 1 / size)
-        if experts and not wrapped:
-            all_reduce_gradients(list(experts.values()), ranks.experts["expert_replica"].get_group(), 1 / size)
+    bare = [part for part in parts if not hasattr(part, "set_requires_gradient_sync")]
+    spread = {id(p): p for part in bare for m in part.modules() if isinstance(m, Experts) and ranks.spreads_experts for p in m.parameters()}
+    if size > 1:
+        all_reduce_gradients([p for part in bare for p in part.parameters() if id(p) not in spread], ranks.data.get_group(), 1 / size)
+    if spread:
+        all_reduce_gradients(list(spread.values()), ranks.expert_data.get_group(), 1 / ranks.expert_uses)
 
 
 def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: float = 1.0) -> None:
@@ -85,7 +83,8 @@ def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: flo
         if not bucket:
             return
         flat = torch.cat([g.reshape(-1) for g in bucket])
-        dist.all_reduce(flat, group=group)
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(flat, group=group)
         flat.mul_(factor)
         for g, piece in zip(bucket, flat.split([g.numel() for g in bucket])):
             g.copy_(piece.view_as(g))

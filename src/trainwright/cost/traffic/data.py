@@ -78,11 +78,15 @@ def _held_twice(case: Case) -> None:
 
 
 def _ddp(case: Case) -> None:
-    """Buckets of 25 MiB in the stored type, once a step (no_sync before); ZeRO-1 then broadcasts every tensor from its owner."""
-    total = case.total(case.trainable, experts=False) + case.total(case.trainable, experts=True)
+    """Buckets of 25 MiB in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every
+    tensor from its owner."""
+    rest, experts = (case.total(case.trainable, experts=e) for e in (False, True))
     bucket = case.number("bucket_cap_mb", DDP_BUCKET_BYTES // MIB, 1) * MIB
     size = case.stored_bytes
-    case.add_in_buckets("dp", "all_reduce", "reduce", total * size, bucket, 1, case.data, case.tp, "backward", "gradient buckets")
+    total = np.where(case.apart, rest, rest + experts) * size
+    case.add_in_buckets("dp", "all_reduce", "reduce", total, bucket, 1, case.data, case.tp, "backward", "gradient buckets")
+    spread, stride = np.where(case.apart, experts, 0) * size, case.expert_stride
+    case.add_in_buckets("dp", "all_reduce", "reduce", spread, bucket, 1, case.expert_data, stride, "backward", "expert gradient buckets")
     if case.structure.sharding != "zero1":
         return
     for block, count in case.stage.blocks(case.model):
@@ -96,11 +100,12 @@ def _ddp(case: Case) -> None:
 # --- PyTorch FSDP2 --------------------------------------------------------------------------------------------------------------
 
 
-def _padded(case: Case, weights: tuple[Weight, ...], experts: bool, shard: IntColumn) -> IntColumn:
-    """Elements of a group as FSDP2 moves it: every tensor cut on its first dimension and padded to whole rows a rank."""
+def _padded(case: Case, weights: tuple[Weight, ...], experts: bool | None, shard: IntColumn) -> IntColumn:
+    """Elements of a group as FSDP2 moves it: every tensor cut on its first dimension and padded to whole rows a rank. Of the experts, of the others,
+    of both (None)."""
     total = np.zeros(len(case.table), dtype=np.int64)
     for w in weights:
-        if case.is_expert(w) == experts:
+        if experts is None or case.is_expert(w) == experts:
             rows, *rest = case.local_shape(w)
             total = total + ceil_div(rows, shard) * shard * np.multiply.reduce([np.ones_like(rows), *rest])
     return total
@@ -108,7 +113,10 @@ def _padded(case: Case, weights: tuple[Weight, ...], experts: bool, shard: IntCo
 
 def _fsdp2(case: Case) -> None:
     replicate = case.structure.sharding == "none"
-    for experts in (False, True):
+    for experts in (None, False, True):
+        rows = case.apart if experts is not None else ~case.apart
+        if not rows.any():
+            continue
         whole = case.expert_shard if experts else case.shard
         stride = case.expert_stride if experts else case.tp
         shard = np.ones_like(whole) if replicate else whole
@@ -117,9 +125,11 @@ def _fsdp2(case: Case) -> None:
         for layer, count, blocks in groups(case):
             everything = sum((_padded(case, case.weights(b), experts, shard) for b in blocks), np.zeros_like(shard))
             wanted = sum((_padded(case, case.trainable(b), experts, shard) for b in blocks), np.zeros_like(shard))
-            if not layer:
-                everything = everything + _tied_rows(case, experts, shard)
-                wanted = wanted + (0 if case.lora else _tied_rows(case, experts, shard))
+            count = np.where(rows, count, 0)
+            if any(b is case.model.head for b in blocks) and not experts:
+                copy = case.tied_copy(case.weights)
+                everything = everything + copy
+                wanted = wanted + (0 if case.lora else copy)
             name = ("experts of a layer" if experts else "a layer") if layer else "embedding, final norm, head"
             _gather(case, everything, count, layer, shard, stride, f"parameters of {name}")
             size = wanted * case.gradient_bytes
@@ -148,12 +158,6 @@ def _fsdp2(case: Case) -> None:
                 overlaps="backward" if layer else "",
                 what=what,
             )
-
-
-def _tied_rows(case: Case, experts: bool, shard: IntColumn) -> IntColumn:
-    """A tied table on a rank that has the head alone."""
-    copy = case.tied_copy(case.weights)
-    return np.zeros_like(shard) if experts else copy
 
 
 def _gather(case: Case, elements: IntColumn, count: IntColumn, layer: bool, shard: IntColumn, stride: IntColumn, what: str) -> None:
@@ -209,7 +213,7 @@ def _fsdp1(case: Case) -> None:
 def _flat_bytes(case: Case, layer: bool, blocks: tuple[Block, ...], shard: IntColumn) -> IntColumn:
     """Gathered bytes of a flat parameter; the frozen base of QLoRA travels in its own format."""
     weights = sum((case.weights(b) for b in blocks), ())
-    elements = _flat(case, weights) + (0 if layer else case.tied_copy(case.weights))
+    elements = _flat(case, weights) + (case.tied_copy(case.weights) if any(b is case.model.head for b in blocks) else 0)
     size = ceil_div(elements, shard) * shard * gathered_bytes(case)
     if layer and case.job.method == "qlora" and case.job.base_quantization:
         trained = sum((case.trainable(b) for b in blocks), ())

@@ -208,6 +208,6 @@ def _replicated_gradients(case: Case, megatron: bool) -> None:
         ("optimizer", case.stored_bytes, np.where(sharded, 0, reads)),
     )
     for block, count in blocks:
-        for w in (w for op in block.rows("norm") if op.region == "sequence" for w in op.weights if id(w) in trainable):
+        for w in (w for op in block.rows("norm", "router") if op.region == "sequence" for w in op.weights if id(w) in trainable):
             for phase, size, calls in ways:
-                case.add("tp", "all_reduce", phase, w.elements * size, count * calls, case.tp, 1, what="gradients of norms")
+                case.add("tp", "all_reduce", phase, w.elements * size, count * calls, case.tp, 1, what="gradients of norms and routers")
