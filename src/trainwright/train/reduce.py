@@ -64,7 +64,7 @@ class Summed(torch.autograd.Function):
 
 
 def sum_gradients(parts: Iterable[nn.Module], ranks: Ranks) -> None:
-    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's over the ranks that hold it, see `Ranks.expert_uses`."""
+    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's: `Ranks.expert_uses`."""
     size = ranks.data.size()
     bare = [part for part in parts if not hasattr(part, "set_requires_gradient_sync")]
     spread = {id(p): p for part in bare for m in part.modules() if isinstance(m, Experts) and ranks.spreads_experts for p in m.parameters()}

@@ -122,8 +122,8 @@ def expert_parallel(case: Case) -> None:
             size = (tokens * op.top_k * factor).astype(np.int64) * op.width * case.activation_bytes
             calls = count * case.micro_batches
             if _pytorch(case) and case.job.moe_capacity_factor is None:
-                for phase in (p for p in _phases(again) if p != "backward"):
-                    case.add("ep", "all_to_all", phase, 8 * case.model.experts, calls, ep, etp, what="numbers of tokens for every expert")
+                for when in (p for p in _phases(again) if p != "backward"):
+                    case.add("ep", "all_to_all", when, 8 * case.model.experts, calls, ep, etp, what="numbers of tokens for every expert")
             for phase in _phases(again):
                 case.add("ep", "all_to_all", phase, size, calls, ep, etp, overlaps=overlaps, what="tokens to their experts")
                 case.add("ep", "all_to_all", phase, size, calls, ep, etp, overlaps=overlaps, what="tokens back from their experts")
