@@ -15,7 +15,7 @@ AXES = {
     "fsdp2": {"dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"},
     "deepspeed": {"dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"},
     "fsdp1": {"dp_replicate", "dp_shard", "tp"},
-    "ddp": {"dp_replicate", "dp_shard"},
+    "ddp": {"dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"},
 }
 SHARDINGS = {
     "megatron": {"none", "zero1"},
@@ -117,6 +117,7 @@ def schedule(case: Case, p: ParallelPlan) -> bool:
         "deepspeed": {"1f1b"},
         "fsdp2": {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"},
     }
+    known["ddp"] = known["fsdp2"]
     return p.pp == 1 or p.structure.schedule in known.get(p.structure.framework, set())
 
 
@@ -162,6 +163,7 @@ ORACLE: dict[str, Callable[[Case, ParallelPlan], bool]] = {
     "virtual stages need a pipeline": lambda c, p: p.pp > 1 or p.virtual_stages == 1,
     "the framework runs the schedule": schedule,
     "the schedule has an order": order,
+    "ZeRO-1 beside experts": lambda c, p: p.ep == 1 or p.structure.framework != "ddp" or p.structure.sharding != "zero1",
     "the framework has the sharding": lambda c, p: p.structure.sharding in SHARDINGS[p.structure.framework],
     "sharding none keeps whole copies": lambda c, p: p.structure.sharding != "none" or p.dp_shard == 1,
     "ZeRO stage with pipeline": lambda c, p: p.pp == 1 or p.structure.framework != "deepspeed" or ZERO[p.structure.sharding] < 2,

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import layouts
 
 from trainwright.errors import TrainwrightError
-from trainwright.train.checkpoint import Checkpoints, export_model, step_folders
+from trainwright.train.checkpoint import Checkpoints, export_model
+from trainwright.train.whole import step_folders
 
 WIDTH = 12
 ABOUT = {"model": {"width": WIDTH}, "optimizer": "adamw"}

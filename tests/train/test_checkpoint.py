@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from trainwright.train.checkpoint import Checkpoints, step_folders
-from trainwright.train.storage import MANIFEST, Damaged, read_manifest
+from trainwright.train.checkpoint import Checkpoints
+from trainwright.train.whole import MANIFEST, Damaged, check, latest_step, read_manifest, step_folders
 
 RANKS = 4
 
@@ -203,3 +203,23 @@ def test_latest_is_a_marker_and_a_run_may_be_set_back_by_it(tmp_path: Path) -> N
     assert Checkpoints(tmp_path, {"model": {}}).load(found)
     assert found["a"].item() == 30.0
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_step_that_is_said_to_be_saved_is_the_last_that_loads(tmp_path: Path) -> None:
+    """One flipped byte of a tensor, a cut file, a manifest that is gone: each sets a run back by one checkpoint, and so does what is said of it."""
+    folders = [save_one(tmp_path, {"a": torch.full((1000,), float(step))}, step) for step in (1, 2, 3, 4)]
+    assert latest_step(tmp_path) == 4
+    data = bytearray((folders[3] / "rank-00000.safetensors").read_bytes())
+    data[-5] ^= 1
+    (folders[3] / "rank-00000.safetensors").write_bytes(data)
+    with pytest.raises(Damaged, match="damaged between bytes"):
+        check(folders[3])
+    assert latest_step(tmp_path) == 3
+    (folders[2] / "rank-00000.safetensors").write_bytes(b"short")
+    assert latest_step(tmp_path) == 2
+    loaded = Checkpoints(tmp_path, {"model": {}}).load({"a": torch.zeros(1000)})
+    assert loaded is not None
+    assert loaded.step == 2
+    (folders[1] / MANIFEST).unlink()
+    assert latest_step(tmp_path) is None
+    assert latest_step(tmp_path / "nothing") is None

@@ -104,6 +104,9 @@ def init(folder: Path) -> str:
     model = load_model({"model_type": "llama", **CONFIG})
     with pytest.raises(SpecError) as error:
         weights.load(model, folder, build(model, device="cpu").named_parameters())
+    with pytest.raises(SpecError) as before:  # without a tensor of the files, or of the model
+        weights.check(model, folder, build(model, device="meta").named_parameters())
+    assert str(before.value) == str(error.value)
     assert "\n" not in str(error.value)
     return str(error.value).replace(f"{folder}", "FOLDER")
 
@@ -127,9 +130,16 @@ def test_each_wrong_beginning_is_one_line(folder: Path) -> None:
     assert init(folder / "empty").startswith("init: FOLDER/gone.safetensors cannot be read: ")
 
 
-def test_a_folder_that_is_not_there_is_said_before_a_rank_starts(folder: Path) -> None:
+def test_what_a_run_cannot_start_from_is_said_before_a_rank_starts_and_leaves_nothing(folder: Path) -> None:
     status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--init", "their"))
     assert (status, err) == (2, "trainwright: init: there is no such folder (nearest: theirs)\n")
+    gone = "model.layers.1.mlp.up_proj.weight"
+    other(folder, "lacking", lambda t: t.pop(gone))
+    status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--init", "lacking"))
+    assert (status, err) == (2, f"trainwright: init: lacking holds no {gone}: it is of another model\n")
+    status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--model-from", "json:make"))
+    assert (status, err) == (2, "trainwright: model_from: json has no function make\n")
+    assert not (folder / "never").exists()
     status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--export", "ours"))
     assert (status, err) == (2, "trainwright: ours: holds a model already\n")
 

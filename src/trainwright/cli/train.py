@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,20 +124,23 @@ def start(run: Run, folder: Path, settings: dict[str, Any], place: Place, *, res
     from ..errors import SpecError
     from ..report.progress import RunView
     from ..train.engines import engine_of
-    from ..train.launch import Launch, check_place, latest_step, resume_command, settings_of, uses_gpu, write_folder
+    from ..train.files import CHECKPOINTS
+    from ..train.launch import Launch, check_place, check_sources, resume_command, settings_of, uses_gpu, write_folder
+    from ..train.whole import step_folders, step_of
     from .output import console
 
     chosen = settings_of(settings, {})
     engine = engine_of(run, chosen)
     engine.check(run, chosen, uses_gpu(chosen))
     ranks = check_place(run, chosen, place)
-    there = latest_step(folder)
-    if there is not None and not resumed:
-        raise SpecError(f"holds a run already (step {there})", str(folder), [resume_command(folder), "-o another folder"])
+    there = step_folders(folder / CHECKPOINTS)
+    if there and not resumed:
+        raise SpecError(f"holds a run already (step {step_of(there[0])})", str(folder), [resume_command(folder), "-o another folder"])
     if chosen.export and place.node == 0:
         from ..train.export import check_target
 
         check_target(Path(chosen.export))
+    check_sources(run, replace(chosen, init="") if there else chosen)  # whoever goes on has its weights
     if place.node == 0:
         write_folder(folder, run, chosen)
     environment = engine.prepare(run, chosen, lambda line: console(stderr=True).print(line, soft_wrap=True, markup=False))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
@@ -200,6 +202,22 @@ class Estimate:
             row["seconds"] += float(time.message_seconds[k][i])
             row["exposed_s"] += float(time.exposed_seconds[k][i])
         return list(found.values())
+
+    def sent_by(self, rank: int, least_bytes: int = 0) -> dict[tuple[str, str], tuple[int, int]]:
+        """{(axis, collective): (bytes, calls)} of a step of one rank at place `rank` of its pipeline, as this project's trainer runs the plan: it sums a
+        replicated gradient once, whatever optimizer reads it. All data axes are ``dp``; what goes over all ranks is ``world``, but for a pipeline's."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        once = replace(self.job, optimizer_kernel="fused")
+        row = self.table.plans.take(np.array([self.index]))
+        for message in traffic(self.model, self.cluster, once, row, np.array([rank])):
+            calls = int(message.calls[0])
+            if not calls or message.bytes_per_call[0] < least_bytes:
+                continue
+            axis = "dp" if message.axis.startswith("dp") else message.axis
+            key = "world" if message.ranks[0] == self.plan.gpus and axis != "pp" else axis, message.collective
+            size, count = found.get(key, (0, 0))
+            found[key] = size + calls * int(message.bytes_per_call[0]), count + calls
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of the contract, section 4."""

@@ -1,4 +1,4 @@
-"""PyTorch DistributedDataParallel, alone or with ZeroRedundancyOptimizer (ZeRO-1)."""
+"""PyTorch DistributedDataParallel, alone or with ZeroRedundancyOptimizer (ZeRO-1), around what DTensor, stages and contexts leave to each rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ FRAMEWORK = Framework(
     name="ddp",
     title="PyTorch DDP",
     shardings=("none", "zero1"),
-    schedules=(),
-    axes=("dp_replicate", "dp_shard"),
+    schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
     defaults={"sharding": "none", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(engine="tape", parameter_dtype="master"),
     offloads=("none", "optimizer-cpu", "activations-cpu"),  # torchao CPUOffloadOptimizer; torch.autograd.graph.save_on_cpu
@@ -23,5 +22,6 @@ FRAMEWORK = Framework(
         host_s_per_kernel=((0.0, 20e-6),),
         source="torch DDP reduces 25 MB buckets behind backward; torch.utils.checkpoint non-reentrant stops early",
     ),
-    source="torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py",
+    source="torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py, torch/distributed/tensor/parallel/ddp.py, "
+    "torch/distributed/pipelining/stage.py",
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-6, 1e-7  # fp32, three steps, against one device
 MEAN_ERROR, LEAST_CORRELATION = 0.15, 0.9
+SCALAR_BYTES = 64  # losses, norms, token counts: agreed on by every trainer, planned by none
 MEMORY_TOLERANCE = 0.05  # of allocated, reserved and device bytes on a GPU
 
 
@@ -77,32 +78,27 @@ def loss_rows(reference: Mapping[str, Any], found: Mapping[str, Any]) -> list[Re
     return rows
 
 
-def message_rows(estimate: Estimate, messages: Iterable[Sequence[Any]]) -> list[RealRow]:
-    """Bytes and calls of every collective of one step, by mesh axis. Between pipeline stages nothing is a collective."""
-    predicted: dict[tuple[str, str], list[int]] = {}
-    measured: dict[tuple[str, str], list[int]] = {}
-    for entry in estimate.communication():
-        axis = axis_of(entry["group"])
-        if axis != "pp":
-            total = predicted.setdefault((axis, entry["collective"]), [0, 0])
-            total[0] += entry["bytes_per_rank"]
-            total[1] += entry["count"]
-    for group, kind, ranks, payload, count in messages:
-        axis = axis_of(group)
-        if group != "scalar" and axis != "pp" and ranks > 1:
-            total = measured.setdefault((axis, kind), [0, 0])
-            total[0] += payload
-            total[1] += count
+def message_rows(estimate: Estimate, messages: Sequence[Iterable[Sequence[Any]]]) -> list[RealRow]:
+    """Bytes and calls of every collective and of what is sent to another stage in one step, by mesh axis, for each rank of the pipeline on its own.
+
+    `messages[rank]` holds (axis, collective, bytes, calls); ``scalar`` is not planned.
+    """
     rows = []
-    for key in sorted({*predicted, *measured}):
-        ours, theirs = predicted.get(key, [0, 0]), measured.get(key, [0, 0])
-        for unit, a, b in zip(("bytes", "calls"), ours, theirs):
-            rows.append(RealRow(f"{' '.join(key)}, {unit}", a, b, unit, a - b, a == b))
+    for rank, found in enumerate(messages):
+        predicted = estimate.sent_by(rank, least_bytes=SCALAR_BYTES + 1)
+        measured = {(axis, kind): (payload, calls) for axis, kind, payload, calls in found if axis != "scalar"}
+        for key in sorted({*predicted, *measured}):
+            name = f"{_name(estimate, key[0])} {key[1]}" + (f" of pipeline rank {rank}" if len(messages) > 1 else "")
+            for unit, a, b in zip(("bytes", "calls"), predicted.get(key, (0, 0)), measured.get(key, (0, 0))):
+                rows.append(RealRow(f"{name}, {unit}", a, b, unit, a - b, a == b))
     return rows
 
 
-def axis_of(group: str) -> str:
-    return next((name for name in ("tp", "pp", "cp") if group.startswith(name)), "dp")
+def _name(estimate: Estimate, axis: str) -> str:
+    """All ranks are a group of whatever axes span them."""
+    plan = estimate.plan
+    sizes = {"tp": plan.tp, "cp": plan.cp, "dp": plan.dp * plan.cp, "ep": plan.ep}
+    return "/".join(name for name, size in sizes.items() if size == plan.gpus) or "all ranks" if axis == "world" else axis
 
 
 def time_rows(

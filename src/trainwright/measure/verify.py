@@ -111,7 +111,7 @@ class Verification:
         for entry in self.estimate.communication():
             if _axis(entry["group"]) != "pp":
                 _add(predicted, (_axis(entry["group"]), entry["collective"]), entry["bytes_per_rank"], entry["count"])
-        for sent in self.measurement.messages:
+        for sent in (m for m in self.measurement.messages if m.collective != "send_recv"):
             _add(measured, (_axis(sent.group), sent.collective), sent.payload_bytes, sent.count)
         for key in sorted({*predicted, *measured}):
             ours, theirs = predicted.get(key, [0, 0]), measured.get(key, [0, 0])

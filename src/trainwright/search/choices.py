@@ -60,6 +60,15 @@ def zero_pipeline_says(case: Case, p: ParallelPlan) -> str:
     return f"{framework.title} runs its pipeline with ZeRO stage {framework.pipeline_zero_stage} at most, not {p.structure.sharding} with pp {p.pp}"
 
 
+def zero1_experts(case: Case, s: Structure, t: PlanTable) -> Mask:
+    """ZeroRedundancyOptimizer sends every updated tensor to all data ranks, which hold other experts."""
+    return (t.ep == 1) if (s.framework, s.sharding) == ("ddp", "zero1") else every(t, True)
+
+
+def zero1_experts_says(case: Case, p: ParallelPlan) -> str:
+    return f"ZeroRedundancyOptimizer shares weights among all data ranks, and ep {p.ep} gives them different experts"
+
+
 def offload_framework(case: Case, s: Structure, t: PlanTable) -> Mask:
     return every(t, s.offload in case.framework(s).offloads)
 

@@ -87,6 +87,14 @@ RULES: tuple[Rule, ...] = (
         choices.zero_pipeline_says,
         source="deepspeed/runtime/pipe/engine.py",
     ),
+    Rule(
+        "ZeRO-1 beside experts",
+        ("sharding", "ep"),
+        ("sharding", "ep"),
+        choices.zero1_experts,
+        choices.zero1_experts_says,
+        source="torch/distributed/optim/zero_redundancy_optimizer.py",
+    ),
     Rule("the framework has the offload", ("offload",), ("offload",), choices.offload_framework, choices.offload_says),
     Rule(
         "sequence parallelism divides the sequence",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,10 +27,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from ..errors import SpecError, TrainwrightError, one_line
-from .storage import Damaged, Reader, Writer, read_manifest, sync_folder, whole_tensor, write_safetensors
-
-LATEST = "latest"
-STEP = re.compile(r"step-(\d{8,})$")
+from .storage import Reader, Writer, sync_folder, whole_tensor, write_safetensors
+from .whole import LATEST, STEP, Damaged, read_manifest, step_folders
 
 
 class CheckpointFailed(TrainwrightError):
@@ -46,19 +43,6 @@ class Loaded:
     extra: dict[str, Any]
     folder: Path
     skipped: tuple[str, ...] = ()
-
-
-def step_folders(folder: Path) -> list[Path]:
-    """Whole checkpoints by name: the one that ``latest`` names first, then the others, newest first."""
-    found = sorted((p for p in folder.glob("step-*") if STEP.match(p.name) and p.is_dir()), reverse=True)
-    marker = folder / LATEST
-    named = marker.read_text().strip() if marker.is_file() else ""
-    return sorted(found, key=lambda p: p.name != named)  # stable: False comes first
-
-
-def step_of(folder: Path) -> int:
-    match = STEP.match(folder.name)
-    return int(match[1]) if match else -1
 
 
 class Checkpoints:

@@ -4,12 +4,13 @@
   one flash kernel a step where the machine has it); in backward their gradients
   travel with them.
   Ranks hold the pieces r and 2n-1-r of 2n, so that causal work is even (arXiv:2309.14509, Llama 3's report §3.3.2).
-* ``allgather``: keys and values are gathered, queries stay.
+* ``allgather``: keys and values are gathered, and once more in backward (Llama 3's report §3.3.2); queries stay, and meet the same blocks as in a ring.
 * ``ulysses``: an all-to-all makes whole sequences of some heads of it (arXiv:2309.14509); heads divide over the ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -82,15 +83,8 @@ class Across:
         total = q.shape[2] * self.size
         indices = [index_of(r, self.size, total, self.kind).to(q.device) for r in range(self.size)]
         window = core.op.window
-        if self.kind == "ring":
-            return Ring.apply(q, k, v, self, indices, context.everywhere, window, core.kind)
-        if self.kind == "allgather":
-            keys, values = (Gathered.apply(x, self) for x in (k, v))
-            allowed = _allowed(indices[self.rank], torch.cat(indices), window)[None, None]
-            if context.everywhere is not None:
-                everyone = torch.cat(tuple(context.everywhere), 1)
-                allowed = allowed & (context.everywhere[self.rank].unsqueeze(2) == everyone.unsqueeze(1)).unsqueeze(1)
-            return attend(q, keys, values, "efficient" if core.kind == "flash" else core.kind, allowed)
+        if self.kind != "ulysses":
+            return Blocks.apply(q, k, v, self, indices, context.everywhere, window, core.kind)
         q, k, v = (Heads.apply(x, self) for x in (q, k, v))
         mask = None if context.everywhere is None else documents_mask(torch.cat(tuple(context.everywhere), 1))
         return Sequence.apply(attend(q, k, v, core.kind, mask, window), self)
@@ -145,24 +139,6 @@ class Sequence(torch.autograd.Function):
         return _to_heads(g, ctx.across), None
 
 
-class Gathered(torch.autograd.Function):
-    """(batch, heads, part, d) -> (batch, heads, whole, d) in rank order; gradients are summed and scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, across: Across) -> torch.Tensor:
-        ctx.across = across
-        found = x.new_empty((across.size, *x.shape))
-        all_gather(found.flatten(0, 1), x.contiguous(), group=across.group)
-        return torch.cat(tuple(found), 2)
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
-        pieces = torch.stack(g.chunk(ctx.across.size, 2))
-        out = torch.empty_like(pieces[0])
-        reduce_scatter(out, pieces.flatten(0, 1), group=ctx.across.group)
-        return out, None
-
-
 class Block(NamedTuple):
     """What this rank's queries see of another's keys: which rows of each, and whether they are ordered among themselves (the rank's own)."""
 
@@ -180,8 +156,48 @@ def block_of(here: int, source: int, tokens: int) -> Block:
     return Block(whole, slice(0, half), False) if source < here else Block(slice(half, tokens), whole, False)
 
 
-class Ring(torch.autograd.Function):
-    """softmax(q k^T) v with keys and values passed on n - 1 times, and their gradients n times. Sums are in fp32."""
+def _visits(kv: torch.Tensor, across: Across) -> Iterator[tuple[int, torch.Tensor]]:
+    """(rank, its keys and values) of every rank, this one's first: passed on n - 1 times round the ring, or gathered at once."""
+    sources = [(across.rank - step) % across.size for step in range(across.size)]
+    if across.kind == "allgather":
+        every = kv.new_empty((across.size, *kv.shape))
+        all_gather(every.flatten(0, 1), kv.contiguous(), group=across.group)
+        yield from ((source, every[source]) for source in sources)
+        return
+    for source in sources:
+        coming = _pass_on(kv, across) if source != sources[-1] else None
+        yield source, kv
+        if coming is not None:
+            kv = coming()
+
+
+class Returns:
+    """Gradients of every rank's keys and values on their way to it: sums that travel round the ring behind the keys, n times, or scattered at the end."""
+
+    def __init__(self, kv: torch.Tensor, across: Across) -> None:
+        self.across, self.gathers, self.dtype = across, across.kind == "allgather", kv.dtype
+        self.sums = torch.zeros((across.size, *kv.shape) if self.gathers else kv.shape, dtype=torch.float32, device=kv.device)
+        self.coming: Callable[[], torch.Tensor] | None = None
+
+    def add(self, source: int, keys: slice, gradient: torch.Tensor) -> None:
+        if self.gathers:
+            self.sums[source][:, :, keys] += gradient
+            return
+        if self.coming is not None:  # sums for these keys, made by the ranks that had them before
+            self.sums = self.coming()
+        self.sums[:, :, keys] += gradient
+        self.coming = _pass_on(self.sums, self.across)
+
+    def mine(self) -> torch.Tensor:
+        if self.coming is not None:
+            return self.coming()
+        out = self.sums.new_empty(self.sums.shape[1:], dtype=self.dtype)
+        reduce_scatter(out, self.sums.to(self.dtype).flatten(0, 1), group=self.across.group)
+        return out
+
+
+class Blocks(torch.autograd.Function):
+    """softmax(q k^T) v, block by block as keys and values come (`_visits`), whose gradients go back (`Returns`). Sums are in fp32."""
 
     @staticmethod
     def forward(
@@ -200,11 +216,9 @@ class Ring(torch.autograd.Function):
         kv = torch.cat((k, v), -1)
         out = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32, device=q.device)
         total = torch.full((*q.shape[:-1], 1), float("-inf"), dtype=torch.float32, device=q.device)
-        for step in range(across.size):
-            source = (across.rank - step) % across.size
-            coming = _pass_on(kv, across) if step + 1 < across.size else None
+        for source, other in _visits(kv, across):
             rows, keys, causal = block_of(across.rank, source, q.shape[2])
-            keys_in, values_in = kv[:, :, keys].split((k.shape[-1], v.shape[-1]), -1)
+            keys_in, values_in = other[:, :, keys].split((k.shape[-1], v.shape[-1]), -1)
             if ctx.fused:
                 part, high = fused.forward(q[:, :, rows], keys_in, values_in, causal)
             else:
@@ -216,8 +230,6 @@ class Ring(torch.autograd.Function):
             safe = new.clamp(min=LOWEST)
             out[:, :, rows] = out[:, :, rows] * torch.exp(before - safe) + part * torch.exp(high - safe)
             total[:, :, rows] = new
-            if coming is not None:
-                kv = coming()
         made = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, made, total)
         return made
@@ -228,27 +240,19 @@ class Ring(torch.autograd.Function):
         across, widths = ctx.across, (k.shape[-1], v.shape[-1])
         delta = None if ctx.fused else (g.float() * out.float()).sum(-1, keepdim=True)
         dq = torch.zeros_like(q, dtype=torch.float32)
-        kv, dkv = torch.cat((k, v), -1), torch.zeros((*k.shape[:-1], sum(widths)), dtype=torch.float32, device=k.device)
-        returning = None
-        for step in range(across.size):
-            source = (across.rank - step) % across.size
-            coming = _pass_on(kv, across) if step + 1 < across.size else None
+        kv = torch.cat((k, v), -1)
+        returns = Returns(kv, across)
+        for source, other in _visits(kv, across):
             rows, keys, causal = block_of(across.rank, source, q.shape[2])
-            keys_in, values_in = kv[:, :, keys].split(widths, -1)
+            keys_in, values_in = other[:, :, keys].split(widths, -1)
             given = g[:, :, rows], q[:, :, rows], keys_in, values_in
             if delta is None:
                 parts = fused.backward(*given, out[:, :, rows], total[:, :, rows], causal)
             else:
                 parts = _block_backward(*given, delta[:, :, rows], total[:, :, rows], _mask(ctx, source, rows, keys))
             dq[:, :, rows] += parts[0]
-            if returning is not None:  # sums for these keys, made by the ranks that had them before
-                dkv = returning()
-            dkv[:, :, keys] += torch.cat(parts[1:], -1)
-            returning = _pass_on(dkv, across)
-            if coming is not None:
-                kv = coming()
-        assert returning is not None
-        dk, dv = returning().split(widths, -1)
+            returns.add(source, keys, torch.cat(parts[1:], -1))
+        dk, dv = returns.mine().split(widths, -1)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None, None
 
 

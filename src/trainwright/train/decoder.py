@@ -21,6 +21,7 @@ from .config import Numbers, numbers_of
 from .kernels import documents_mask
 from .losses import HeadLoss
 from .modules import ACTIVATIONS, Context, Core, Experts, LayerNorm, RMSNorm, Router, rotate
+from .reduce import Turn
 
 INITIAL_STD = 0.02
 
@@ -168,7 +169,7 @@ class Decoder(nn.Module):
     """Some consecutive layers of a model, with the embedding where it is the first part and the head where it is the last.
 
     `forward(tokens or hidden, positions, documents)` gives hidden states, or logits (batch, tokens, vocabulary) from the last part; given `labels`, the last
-    part gives what its `loss` makes of them.
+    part gives what its `loss` makes of them. Without documents every sequence has the positions of the first, which are looked up once.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class Decoder(nn.Module):
         self.gathers_documents: Callable[[torch.Tensor], torch.Tensor] | None = None  # context parallelism's
         self.spans: tuple[tuple[str, ...], ...] = ()  # layers that one checkpoint spans
         self.loss: HeadLoss | None = None
+        self.turn = Turn()
         if last and model.tied:
             self.tie()
 
@@ -213,7 +215,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         if positions is None:
             positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        context = self.context(positions, documents)
+        context = self.context(positions if documents is not None else positions[:1], documents)
         if self.embed is not None:
             x = self.embed(x, context)
         if self.spans:

@@ -13,11 +13,12 @@ from ..errors import SpecError, TrainwrightError
 from ..resolve import resolve
 from ..spec.run import validate
 from . import weights
-from .checkpoint import export_model, step_folders
+from .checkpoint import export_model
 from .decoder import build
 from .files import CHECKPOINTS
 from .parallelize import DTYPES
-from .storage import MANIFEST, read_manifest, whole_tensor
+from .storage import whole_tensor
+from .whole import MANIFEST, read_manifest, step_folders
 
 
 @dataclass(frozen=True)

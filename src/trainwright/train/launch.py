@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from .engines import engine_of
 from .files import CHECKPOINTS, ERRORS, METRICS, OUTCOME, RUN, STOP_FILE, read_errors, read_events, read_json, write_json, write_text
 from .scope import require_torch
 from .settings import Settings
+from .whole import latest_step
 
 RANKS_PER_CORE = 4
 GRACE_S = 20.0
@@ -69,8 +71,6 @@ def write_folder(
         (folder / ".probe").unlink()
     except OSError as error:
         raise SpecError(f"cannot be written: {error.strerror}", str(folder)) from None
-    if settings.init and not Path(settings.init).is_dir():
-        raise SpecError("there is no such folder", "init", near_folders(Path(settings.init)))
     tokens = prepare(settings.data or "embedded", settings.tokenizer or None, run.model.vocab, folder / "data", progress=progress)
     for name, text in engine_of(run, settings).files(run, settings).items():
         write_text(folder / name, text)
@@ -84,6 +84,23 @@ def write_folder(
             "threads": threads(run.plan.gpus),
         },
     )
+
+
+def check_sources(run: Run, settings: Settings) -> None:
+    """Raises `SpecError` where the ranks would for `settings.init` or `settings.model_from`: asked of one process that finds modules where they do."""
+    if settings.init and not Path(settings.init).is_dir():
+        raise SpecError("there is no such folder", "init", near_folders(Path(settings.init)))
+    if not settings.init and not settings.model_from:
+        return
+    require_torch()
+    with tempfile.TemporaryDirectory(prefix="trainwright-") as aside:
+        question, answer = Path(aside) / "question.json", Path(aside) / "answer.json"
+        write_json(question, {"spec": run.filled, "settings": settings.to_dict()})
+        command = [sys.executable, "-m", "trainwright.train.sources", str(question), str(answer)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        found = read_json(answer) or {}  # none where that process ended otherwise: the ranks will say how
+    if "error" in found:
+        raise SpecError(found["error"])
 
 
 def near_folders(path: Path) -> list[str]:
@@ -281,7 +298,7 @@ class Launch:
         errors = read_errors(self.folder)
         if outcome is not None and not any(e["final"] for e in errors):
             return End(0, str(outcome["status"]), outcome["step"], outcome["loss"], outcome["saved"])
-        saved = latest_step(self.folder)
+        saved = latest_step(self.folder / CHECKPOINTS)
         if errors and errors[0]["final"]:
             return End(int(errors[0]["status"]), "failed", None, None, saved, str(errors[0]["message"]))
         if self.heard:
@@ -300,16 +317,6 @@ class Launch:
             if "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log:
                 return f"the other machines did not come to {self.place.rendezvous} in time"
         return str(errors[0]["message"]) if errors else f"torchrun ended with status {status}; see {self.folder / 'logs' / 'torchrun.log'}"
-
-
-def latest_step(folder: Path) -> int | None:
-    """The step of the newest checkpoint, by its marker; None where there is none."""
-    try:
-        name = (folder / CHECKPOINTS / "latest").read_text().strip()
-    except OSError:
-        return None
-    digits = name.removeprefix("step-")
-    return int(digits) if digits.isdigit() else None
 
 
 def resume_command(folder: Path) -> str:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from ..measure.real import SCALAR_BYTES
 from ..resolve import Run, resolve
 from ..spec.run import validate
 from . import optimizer as optimizers
@@ -29,8 +30,6 @@ from .ranks import answer, joined
 from .settings import Settings
 from .step import Trainer
 from .tracker import Tracker
-
-SCALAR_BYTES = 64  # losses, norms, token counts: agreed on by every trainer, planned by none
 
 
 def batch_of(run: Run, ranks: Ranks, seed: int) -> Batch:
@@ -80,30 +79,49 @@ class Calls(Tracker):
         super().message("scalar" if payload <= SCALAR_BYTES else axis, collective, size, dtype, payload)
 
 
-def messages(layout: Layout) -> list[list[Any]]:
-    """[axis, collective, ranks, bytes of the whole payload, calls] of one step of rank 0."""
+def messages(layout: Layout) -> list[list[list[Any]]]:
+    """Of the first rank of every stage of the pipeline, what `sent` says of a step."""
+    layout.step(0)  # a static DDP tells its ranks in its first step which weights are used
+    mine = sent(layout.trainer, batch_of(layout.run, layout.ranks, 1))
+    everyone: list[Any] = [None] * layout.ranks.world
+    dist.all_gather_object(everyone, mine)
+    return everyone[:: layout.ranks.world // layout.ranks.size("pp")]
+
+
+def sent(trainer: Trainer, batch: Batch) -> list[list[Any]]:
+    """[axis, collective, bytes of the whole payload, calls] of one step of this rank."""
     tracker = Calls()
-    tracker.axes = axes_of(layout.ranks)
+    tracker.axes = axes_of(trainer)
     with tracker:
-        layout.trainer.step(batch_of(layout.run, layout.ranks, 1))
-    found: dict[tuple[str, str, int], list[int]] = {}
+        trainer.step(batch)
+    found: dict[tuple[str, str], list[int]] = {}
     for (axis, kind, size, _, _), (count, payload) in tracker.messages.items():
-        entry = found.setdefault((axis, kind, size), [0, 0])
-        entry[0] += payload
-        entry[1] += count
+        if size != 1:
+            entry = found.setdefault((axis, kind), [0, 0])
+            entry[0] += payload
+            entry[1] += count
     return [[*key, *value] for key, value in sorted(found.items())]
 
 
-def axes_of(ranks: Ranks) -> dict[str, tuple[str, int]]:
-    """{name of a process group: (mesh axis, its size)}; the flattened data axes count as dp."""
-    found = {dist.group.WORLD.group_name: ("world", dist.get_world_size())}
-    for mesh in (ranks.mesh, ranks.shards, ranks.data):
+def axes_of(trainer: Trainer) -> dict[str, tuple[str, int]]:
+    """{name of a process group: (mesh axis, its size)}. The flattened data axes count as dp, those of experts too; one over all ranks, which axes share, is
+    the ``world``. A pipeline's channels and pairs of ranks are groups of their own, its pp."""
+    ranks = trainer.ranks
+    found: dict[str, tuple[str, int]] = {}
+    meshes = [ranks.mesh, ranks.shards, ranks.data]
+    if ranks.spreads_experts:
+        meshes += [ranks.experts, ranks.expert_data]
+    for mesh in meshes:
         for name in mesh.mesh_dim_names or ():
             group = mesh.get_group(name)
-            axis = name if name in ("tp", "pp", "cp") else "dp"
+            axis = name if name in ("tp", "pp", "cp", "ep") else "dp"
             if group.size() > 1 or group.group_name not in found:
                 found[group.group_name] = (axis, group.size())
-    return found
+    if trainer.pipeline is not None:
+        pairs = [*trainer.pipeline.mail.groups.values(), *(group for group, _ in trainer.pipeline.pairs)]
+        found |= {group.group_name: ("pp", 2) for group in pairs if isinstance(group, dist.ProcessGroup)}
+    found[dist.group.WORLD.group_name] = ("world", dist.get_world_size())
+    return {name: ("world" if size == dist.get_world_size() and axis != "pp" else axis, size) for name, (axis, size) in found.items()}
 
 
 def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -52,13 +52,39 @@ class Ranks:
 
     @cached_property
     def experts(self) -> DeviceMesh:
-        """(pp, expert_replica, ep, tp): the data axes once more, cut into groups of ep neighbors that share the experts among them."""
-        size = self.size("dp_replicate") * self.size("dp_shard") * self.size("cp")
-        ep = self.plan.ep
-        if size % ep:
-            raise SpecError(f"{ep} groups of experts do not divide {size} data-parallel ranks", "strategy.ep", [size])
-        shape = (self.size("pp"), size // ep, ep, self.size("tp"))
-        return init_device_mesh(self.machine.kind, shape, mesh_dim_names=("pp", "expert_replica", "ep", "tp"))
+        """(pp, expert_replicate, expert_shard, ep): all axes but pp once more, cut into groups of ep neighbors that share the experts among them."""
+        replicas, ep = self.size("dp_replicate"), self.plan.ep
+        inner = self.size("dp_shard") * self.size("cp") * self.size("tp")
+        if replicas * inner % ep:
+            raise SpecError(f"{ep} groups of experts do not divide {replicas * inner} ranks", "strategy.ep", [inner])
+        copies = (replicas, inner // ep) if inner % ep == 0 else (replicas * inner // ep, 1)
+        names = ("pp", "expert_replicate", "expert_shard", "ep")
+        return init_device_mesh(self.machine.kind, (self.size("pp"), *copies, ep), mesh_dim_names=names)
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether experts are cut, or summed, over other ranks than the rest of the model."""
+        return self.plan.ep > 1 or self.size("tp") > 1
+
+    @cached_property
+    def expert_data(self) -> DeviceMesh:
+        """The ranks that hold the same experts, as one axis."""
+        return self.experts[("expert_replicate", "expert_shard")]._flatten("expert_data")
+
+    @cached_property
+    def expert_shards(self) -> DeviceMesh:
+        """What FSDP shards experts over, with a replicate dim before it for HSDP."""
+        return (
+            self.experts["expert_shard"]
+            if self.experts["expert_replicate"].size() == 1
+            else self.experts["expert_replicate", "expert_shard"]
+        )
+
+    @property
+    def expert_uses(self) -> float:
+        """What the sum of an expert's gradients over all of its ranks is divided by: every tensor rank brings its tokens, all the same tokens without
+        sequence parallelism."""
+        return float(self.data.size() * (1 if self.plan.structure.sequence_parallel else self.size("tp")))
 
     @property
     def replica(self) -> tuple[int, int]:

@@ -37,11 +37,11 @@ class Context:
     everywhere: torch.Tensor | None = None  # the documents of every rank of a context-parallel group
 
 
-Shared = Callable[[torch.Tensor], torch.Tensor]
+Shared = Callable[[str, torch.Tensor], torch.Tensor]  # a weight's name and the weight, as it is to be used: see `reduce.Sums`
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) in fp32, cast back, times the weight; over the last dim. `shared`: see `parallelize.SumOver`."""
+    """x / rms(x) in fp32, cast back, times the weight; over the last dim."""
 
     shared: Shared | None = None
 
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        weight = self.weight if self.shared is None else self.shared(self.weight)
+        weight = self.weight if self.shared is None else self.shared("weight", self.weight)
         return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
@@ -61,7 +61,8 @@ class LayerNorm(nn.LayerNorm):
     shared: Shared | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = (p if p is None or self.shared is None else self.shared(p) for p in (self.weight, self.bias))
+        named = (("weight", self.weight), ("bias", self.bias))
+        weight, bias = (p if p is None or self.shared is None else self.shared(name, p) for name, p in named)
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
@@ -117,7 +118,7 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(tokens, width) -> weights and experts, both (tokens, top_k)."""
-        weight = self.weight if self.shared is None else self.shared(self.weight)
+        weight = self.weight if self.shared is None else self.shared("weight", self.weight)
         probabilities = F.softmax(F.linear(x, weight), dim=-1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.top_k, dim=-1)
         if self.numbers.normalize_top_k:
@@ -130,8 +131,6 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The expert products of a layer between dispatch and combine: ``gate``, ``up``, ``down`` of (experts, out, in)."""
 
-    shared: Shared | None = None
-
     def __init__(self, rows: dict[str, Op], numbers: Numbers, **made: Any) -> None:
         super().__init__()
         self.function = next((o.function for o in rows.values() if o.kind == "activation"), "silu")
@@ -142,15 +141,15 @@ class Experts(nn.Module):
                 setattr(self, op.name, holder)
         self.route: Callable[..., torch.Tensor] | None = None  # expert parallelism's
 
-    def _local(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        return (weight if self.shared is None else self.shared(weight)).to(x.dtype)
+    def _local(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = getattr(self, name).weight
+        return (weight.to_local() if isinstance(weight, DTensor) else weight).to(x.dtype)
 
     def run(self, x: torch.Tensor, counts: Iterable[int]) -> torch.Tensor:
         """Tokens sorted by expert, (rows, width) with `counts` rows for each local expert -> (rows, width)."""
         act, made = ACTIVATIONS[self.function], []
-        up, down = self._local(self.up_proj.weight, x), self._local(self.down_proj.weight, x)
-        gate = self._local(self.gate_proj.weight, x) if hasattr(self, "gate_proj") else None
+        up, down = self._local("up_proj", x), self._local("down_proj", x)
+        gate = self._local("gate_proj", x) if hasattr(self, "gate_proj") else None
         for i, piece in enumerate(x.split(list(counts))):
             h = act(F.linear(piece, gate[i])) * F.linear(piece, up[i]) if gate is not None else act(F.linear(piece, up[i]))
             made.append(F.linear(h, down[i]))
@@ -159,9 +158,9 @@ class Experts(nn.Module):
     def run_even(self, x: torch.Tensor) -> torch.Tensor:
         """(local experts, rows, width), as many rows for each -> the same shape, in one batched product a weight."""
         act = ACTIVATIONS[self.function]
-        up, down = (self._local(w, x).transpose(1, 2) for w in (self.up_proj.weight, self.down_proj.weight))
+        up, down = (self._local(name, x).transpose(1, 2) for name in ("up_proj", "down_proj"))
         if hasattr(self, "gate_proj"):
-            return torch.bmm(act(torch.bmm(x, self._local(self.gate_proj.weight, x).transpose(1, 2))) * torch.bmm(x, up), down)
+            return torch.bmm(act(torch.bmm(x, self._local("gate_proj", x).transpose(1, 2))) * torch.bmm(x, up), down)
         return torch.bmm(act(torch.bmm(x, up)), down)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ import warnings
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,23 +22,9 @@ from .decoder import Decoder, Table, initialize
 from .mesh import Ranks
 from .models import every_second_product
 from .modules import Experts, LayerNorm, RMSNorm, Router
+from .reduce import Sums, Turn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class SumOver(torch.autograd.Function):
-    """Identity, whose gradient is summed over a group: a weight that every rank has and each uses on its own part of the tokens or heads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
 
 
 def parameter_dtype(run: Run) -> torch.dtype:
@@ -59,7 +44,7 @@ def mixed_precision(run: Run) -> MixedPrecisionPolicy:
 # --- tensor parallelism ----------------------------------------------------------------------------------------------------------------------------
 
 
-def split_table(table: Table, mesh: DeviceMesh, *, sequence: bool, vocabulary: bool) -> None:
+def split_table(table: Table, mesh: DeviceMesh, turn: Turn, *, sequence: bool, vocabulary: bool) -> None:
     """Columns, then rows, of one block over the tp axis (arXiv:1909.08053), its norms on parts of the sequence where `sequence` (arXiv:2205.05198)."""
     between = Shard(1) if sequence else Replicate()
     group = mesh.get_group()
@@ -80,12 +65,12 @@ def split_table(table: Table, mesh: DeviceMesh, *, sequence: bool, vocabulary: b
         elif op.kind == "norm" and (sequence or op.region == "tensor"):
             module = table.module(op)
             assert isinstance(module, (RMSNorm, LayerNorm))
-            module.shared = lambda p: SumOver.apply(p, group)
+            module.shared = Sums(group, turn)
     parallelize_module(table, mesh, plan)
     if sequence:
         for module in table.modules():
-            if isinstance(module, (Router, Experts)):
-                module.shared = lambda p: SumOver.apply(p, group)
+            if isinstance(module, Router):
+                module.shared = Sums(group, turn)
         table.enter = lambda name, op, x: _gathered(op, x, mesh)
 
 
@@ -103,7 +88,7 @@ def split_over(part: Decoder, run: Run, mesh: DeviceMesh) -> None:
     sequence, vocabulary = run.plan.structure.sequence_parallel, run.job.loss == "vocab-parallel"
     for table in (part.embed, *part.layers.values(), part.head):
         if isinstance(table, Table):
-            split_table(table, mesh, sequence=sequence, vocabulary=vocabulary)
+            split_table(table, mesh, part.turn, sequence=sequence, vocabulary=vocabulary)
     if part.head is not None and part.model.tied:
         part.tie()
 
@@ -151,6 +136,9 @@ def shard(part: Any, run: Run, ranks: Ranks) -> None:
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
         for layer in part.layers.values():
+            for module in expert_modules(layer, ranks):
+                replicate(module, mesh=ranks.expert_data, mp_policy=policy)
+                divide(module, ranks)
             replicate(layer, mesh=ranks.data, mp_policy=policy)
         replicate(part, mesh=ranks.data, mp_policy=policy)
         return
@@ -158,14 +146,28 @@ def shard(part: Any, run: Run, ranks: Ranks) -> None:
     offload = CPUOffloadPolicy(pin_memory=ranks.machine.pinned) if s.offload in ("params-cpu", "optimizer-cpu") else OffloadPolicy()
     made: dict[str, Any] = {"mesh": ranks.shards, "mp_policy": policy, "offload_policy": offload}
     for layer in part.layers.values():
-        for module in layer.modules():
-            if isinstance(module, Experts) and run.plan.ep > 1:
-                fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.experts["expert_replica"]})
-                module.set_gradient_divide_factor(float(ranks.data.size()))
-                if ranks.experts["expert_replica"].size() > 1:  # alone there is nothing to sum, and a forced sum would skip the division
-                    module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
+        for module in expert_modules(layer, ranks):
+            fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.expert_shards})
+            divide(module, ranks)
         fully_shard(layer, reshard_after_forward=zero3, **made)
     fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
+    if run.plan.pp > 1 and part.layers:
+        # FSDP2 gathers ahead what ran before in forward. Before a stage's first group that is another micro-batch's last one, gathered for nothing.
+        layer = next(iter(part.layers.values()))
+        (*expert_modules(layer, ranks), layer)[0].set_modules_to_backward_prefetch([part])
+
+
+def expert_modules(layer: nn.Module, ranks: Ranks) -> list[Any]:
+    """A layer's experts where they need a group of their own."""
+    return [m for m in layer.modules() if isinstance(m, Experts)] if ranks.spreads_experts else []
+
+
+def divide(module: Any, ranks: Ranks) -> None:
+    """The divisor of an expert group's sum, which is not the group's size."""
+    module.set_gradient_divide_factor(ranks.expert_uses)
+    # Where nothing is scattered FSDP2 divides by itself, and a forced sum would divide once more.
+    if ranks.plan.structure.sharding != "none" and ranks.experts["expert_shard"].size() > 1:
+        module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing while it reduces
 
 
 def apply(part: Decoder, run: Run, ranks: Ranks, seed: int, backend: str | None = None) -> nn.Module:
@@ -195,7 +197,7 @@ def apply(part: Decoder, run: Run, ranks: Ranks, seed: int, backend: str | None 
 def share_data(part: nn.Module, run: Run, ranks: Ranks) -> nn.Module:
     """Data parallelism around a part that is laid out in every other way; the module to call."""
     device = ranks.machine.device
-    if run.plan.structure.framework == "fsdp2" and not (run.plan.ep > 1 and run.plan.structure.sharding == "none"):
+    if run.plan.structure.framework == "fsdp2":
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)
         return part

@@ -239,7 +239,7 @@ class Pipeline:
             if self.rank not in (a, b):
                 continue
             for p in self._shared(stages, tied):
-                p.is_copy = self.rank == b if tied else self._is_copy(p) or any(p is q for q in self.here[1:])
+                p.is_copy = self.rank == b if tied else self._is_copy(p)
             self.pairs.append((group, partial(self._shared, stages, tied)))
 
     @property
@@ -257,9 +257,10 @@ class Pipeline:
         )
 
     def _shared(self, stages: list[int], tied: bool) -> Iterator[nn.Parameter]:
+        """The table or head, or all of those stages' weights but a head whose table is here as well."""
         if not tied:
             for index in stages:
-                yield from self.stages[index].part.parameters()
+                yield from (p for p in self.stages[index].part.parameters() if not any(p is q for q in self.here[1:]))
             return
         for s in self.stages.values():
             if s.part.embed is not None:
@@ -347,11 +348,11 @@ class Pipeline:
             self._give(("B", stage.index - 1, m), x.grad.to(self.dtype))
 
     def _sync(self, stage: Stage) -> None:
-        """FSDP2 reduces a stage's gradients with its last backward of the step, and keeps its weights from one backward to the next forward until then, as
+        """A stage's gradients are summed with its last backward of the step. FSDP2 keeps its weights from one backward to the next forward until then, as
         torch.distributed.pipelining's own stages do."""
+        mine = sum(int(self.table.placement.rank_of(stage.index, m)) == self.rank for m in range(self.run.plan.accumulation))
+        stage.part.turn.sums = last = stage.backwards == mine
         if stage.wrapped:
-            mine = sum(int(self.table.placement.rank_of(stage.index, m)) == self.rank for m in range(self.run.plan.accumulation))
-            last = stage.backwards == mine
             stage.part.set_requires_gradient_sync(last)
             stage.part.set_is_last_backward(last)
             stage.part.set_reshard_after_backward(last)
@@ -360,13 +361,13 @@ class Pipeline:
         sum_gradients([s.part for s in self.stages.values()], self.ranks)
         for p in self.here:
             settle(p)
-        if self.here:
-            table, head = (p.grad for p in self.here)
-            if table is not None and head is not None:
-                table.add_(head)
-                head.copy_(table)
+        both = [p.grad for p in self.here if p.grad is not None]
+        for head in both[1:]:
+            both[0].add_(head)
         for group, parameters in self.pairs:
             all_reduce_gradients(list(parameters()), group)
+        for head in both[1:]:
+            head.copy_(both[0])
 
 
 def _boundary_dtype(run: Run) -> torch.dtype:

@@ -1,8 +1,9 @@
-"""Sums of gradients that no wrapper makes: of a pipeline after its list, of experts that some ranks hold and others do not."""
+"""Sums of gradients that no wrapper makes: of a pipeline after its list, of experts that some ranks hold and others do not, of weights that ranks share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +18,60 @@ from .optimizer import settle
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
 
 
+@dataclass
+class Turn:
+    """Where a part stands in its step: whether gradients are summed over ranks with the next backward pass, as FSDP2's `set_requires_gradient_sync` says."""
+
+    sums: bool = True
+
+
+class Sums:
+    """A module's weights that every rank of a group has and uses on its own part of the tokens or heads: their gradients are summed once a step.
+
+    Each weight is used once a pass. What passes before the one that sums leave is kept here, in fp32; the sum is back in autograd's hands before FSDP2 reduces
+    it, and before any wrapper sees the gradient.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, turn: Turn) -> None:
+        self.group, self.turn = group, turn
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        return Summed.apply(weight, name, self)
+
+    def take(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
+        """This pass's gradient -> that of all passes and ranks, None where more passes are to come."""
+        kept = self.kept.pop(name, None)
+        if not self.turn.sums:
+            self.kept[name] = gradient.float() if kept is None else kept.add_(gradient)
+            return None
+        total = gradient.contiguous() if kept is None else kept.add_(gradient).to(gradient.dtype)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
+class Summed(torch.autograd.Function):
+    """Identity, whose gradient goes through `Sums.take`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, name: str, sums: Sums) -> torch.Tensor:
+        ctx.name, ctx.sums = name, sums
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        return ctx.sums.take(ctx.name, gradient), None, None
+
+
 def sum_gradients(parts: Iterable[nn.Module], ranks: Ranks) -> None:
-    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's over the ranks that hold it."""
+    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's: `Ranks.expert_uses`."""
     size = ranks.data.size()
-    for part in parts:
-        experts = {id(p): p for m in part.modules() if isinstance(m, Experts) for p in m.parameters()} if ranks.plan.ep > 1 else {}
-        wrapped = hasattr(part, "set_requires_gradient_sync")
-        plain = [] if wrapped else [p for p in part.parameters() if id(p) not in experts]
-        if size > 1:
-            all_reduce_gradients(plain, ranks.data.get_group(), 1 / size)
-        if experts and not wrapped:
-            all_reduce_gradients(list(experts.values()), ranks.experts["expert_replica"].get_group(), 1 / size)
+    bare = [part for part in parts if not hasattr(part, "set_requires_gradient_sync")]
+    spread = {id(p): p for part in bare for m in part.modules() if isinstance(m, Experts) and ranks.spreads_experts for p in m.parameters()}
+    if size > 1:
+        all_reduce_gradients([p for part in bare for p in part.parameters() if id(p) not in spread], ranks.data.get_group(), 1 / size)
+    if spread:
+        all_reduce_gradients(list(spread.values()), ranks.expert_data.get_group(), 1 / ranks.expert_uses)
 
 
 def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: float = 1.0) -> None:
@@ -39,7 +83,8 @@ def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: flo
         if not bucket:
             return
         flat = torch.cat([g.reshape(-1) for g in bucket])
-        dist.all_reduce(flat, group=group)
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(flat, group=group)
         flat.mul_(factor)
         for g, piece in zip(bucket, flat.split([g.numel() for g in bucket])):
             g.copy_(piece.view_as(g))

@@ -170,8 +170,11 @@ class Trainer:
             with contextlib.ExitStack() as around:
                 if isinstance(call, nn.parallel.DistributedDataParallel) and not last:
                     around.enter_context(call.no_sync())
-                if hasattr(part, "set_requires_gradient_sync"):
+                reduces = hasattr(part, "set_requires_gradient_sync")
+                if reduces:
                     part.set_requires_gradient_sync(last or not no_sync)
+                if isinstance(part, Decoder):
+                    part.turn.sums = last or (reduces and not no_sync and self.ranks.shards.size() > 1)
                 for setting in self._contexts():
                     around.enter_context(setting)
                 given = (piece.labels,) if part.loss is not None else ()

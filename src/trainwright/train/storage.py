@@ -30,9 +30,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ..errors import TrainwrightError
+from .whole import FORMAT, MANIFEST, read_bytes, read_manifest
 
-FORMAT = "trainwright checkpoint 1"
-MANIFEST = "manifest.json"
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -48,10 +47,6 @@ DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-
-
-class Damaged(TrainwrightError):
-    """A checkpoint is truncated, changed or incomplete; ``str()`` names the file and what is wrong with it."""
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
@@ -158,32 +153,6 @@ class Writer(StorageWriter):
         return True
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint. Raises `Damaged` where it, or a file it names, is missing, cut or changed; tensors are not read."""
-    path = folder / MANIFEST
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Damaged(f"{path}: {error.strerror or error}") from None
-    try:
-        outer = json.loads(data)
-        body = data[data.index(b'"body":') + 7 : data.rindex(b"}")]
-        if zlib.crc32(body) != outer["crc32"]:
-            raise ValueError
-        found: dict[str, Any] = outer["body"]
-        if found["format"] != FORMAT:
-            raise Damaged(f"{path}: {str(found['format'])[:60]!r}, not {FORMAT!r}")
-        files = {str(name): int(size) for name, size in found["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Damaged(f"{path}: damaged") from None
-    for name, size in files.items():
-        file = folder / name
-        there = file.stat().st_size if file.is_file() else None
-        if there != size:
-            raise Damaged(f"{file}: {'is missing' if there is None else f'{there:,} of {size:,} bytes'}")
-    return found
-
-
 class Reader(StorageReader):
     """Loads what `Writer` saved, whatever the layout it was saved from. Raises `Damaged`, checking each piece that is read."""
 
@@ -239,16 +208,7 @@ class Reader(StorageReader):
 
 def read_piece(folder: Path, place: Mapping[str, Any]) -> torch.Tensor:
     """One chunk of one tensor, its checksum compared."""
-    path = folder / place["file"]
-    data = bytearray(place["bytes"])
-    try:
-        with path.open("rb") as f:
-            f.seek(place["at"])
-            count = f.readinto(data)
-    except OSError as error:
-        raise Damaged(f"{path}: {error.strerror or error}") from None
-    if count != len(data) or zlib.crc32(data) != place["crc32"]:
-        raise Damaged(f"{path}: damaged between bytes {place['at']:,} and {place['at'] + place['bytes']:,}")
+    data = read_bytes(folder, place)
     dtype = BY_NAME[place["dtype"]]
     flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(place["sizes"])

@@ -122,6 +122,8 @@ class Tracker(TorchDispatchMode):
             "reduce_scatter": "reduce_scatter",
             "all_reduce": "all_reduce",
             "all_to_all_single": "all_to_all",
+            "alltoall_base": "all_to_all",
+            "send": "send_recv",  # the other end receives the same
         }
         kind = kinds.get(name)
         if kind is None:
@@ -131,7 +133,7 @@ class Tracker(TorchDispatchMode):
         if func.namespace == "c10d":
             group = next(dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and "ProcessGroup" in str(a._type()))
             group_name = group.group_name
-            if name == "reduce_scatter_base":
+            if name in ("reduce_scatter_base", "alltoall_base"):
                 payload = args[1].numel() * args[1].element_size()
         else:
             group_name = args[-1]

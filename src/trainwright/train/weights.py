@@ -114,9 +114,23 @@ class Folder:
         bare = name.split(".", 1)[1] if "." in name else name  # files of the bare model have no prefix
         for known in (name, bare):
             if known in self.found:
-                tensor: torch.Tensor = self.found[known].get_tensor(known)
-                return tensor
+                return self.take(known)
         raise SpecError(f"{self.folder} holds no {name}: it is of another model", "init")
+
+    def take(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self.found[name].get_tensor(name)
+        return tensor
+
+
+def fitting(model: ModelSpec, get: Folder, name: str, shape: torch.Size) -> torch.Tensor:
+    """One of our weights, whole, that is to have that shape."""
+    place = place_of(model, name)
+    whole = read(place, get)
+    if place.names[0].endswith(TABLES) and whole.shape[1:] == shape[1:] and whole.shape != shape:
+        raise SpecError(f"{get.folder} has a vocabulary of {whole.shape[0]:,}, the model of {model.vocab:,}", "init")
+    if whole.shape != shape:
+        raise SpecError(f"{place.names[0]} is {tuple(whole.shape)} in {get.folder}, {tuple(shape)} in the model", "init")
+    return whole
 
 
 def read(place: Place, get: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -126,18 +140,28 @@ def read(place: Place, get: Callable[[str], torch.Tensor]) -> torch.Tensor:
     return found.T if place.turned else found
 
 
+class Shapes(Folder):
+    """The same folder, whose tensors have shapes only."""
+
+    def take(self, name: str) -> torch.Tensor:
+        return torch.empty(self.found[name].get_slice(name).get_shape(), device="meta")
+
+
+def check(model: ModelSpec, folder: Path, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises `SpecError` where `load` would for a whole model; reads no tensor."""
+    get = Shapes(folder)
+    get.check(model)
+    for name, p in named:
+        fitting(model, get, name, p.shape)
+
+
 @torch.no_grad()
 def load(model: ModelSpec, folder: Path, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Fills this rank's parameters, whatever splits them. Raises `SpecError` where the files are of another model."""
     get = Folder(folder)
     get.check(model)
     for name, p in named:
-        place = place_of(model, name)
-        whole = read(place, get).to(p.dtype)
-        if place.names[0].endswith(TABLES) and whole.shape[1:] == p.shape[1:] and whole.shape != p.shape:
-            raise SpecError(f"{folder} has a vocabulary of {whole.shape[0]:,}, the model of {model.vocab:,}", "init")
-        if whole.shape != p.shape:
-            raise SpecError(f"{place.names[0]} is {tuple(whole.shape)} in {folder}, {tuple(p.shape)} in the model", "init")
+        whole = fitting(model, get, name, p.shape).to(p.dtype)
         if isinstance(p, DTensor):
             split = distribute_tensor(whole.contiguous().to(p.to_local().device), p.device_mesh, p.placements, src_data_rank=None)
             p.to_local().copy_(split.to_local())

@@ -62,7 +62,7 @@ def megatron(case: Case) -> None:
             "layer" if gathers else "",
             f"updated {what}parameters",
         )
-    _tied_embedding(case)
+    tied_embedding(case, case.local_elements(case.model.embedding.weights[0]) * case.gradient_bytes)
 
 
 def _reduce(
@@ -80,15 +80,13 @@ def _reduce(
     case.add_in_buckets(axis, collective, "reduce", elements * size, bucket * size, 1, ranks, stride, overlaps, what)
 
 
-def _tied_embedding(case: Case) -> None:
-    """First and last stage sum the gradients of the table that both hold."""
+def tied_embedding(case: Case, size: IntColumn) -> None:
+    """First and last stage sum the gradients of the table that both hold, of `size` bytes a rank."""
     if not case.model.tied or case.lora:
         return
     one_end = np.where(case.stage.embedding + case.stage.head == 1, 1, 0)
-    table = case.model.embedding.weights[0]
     ranks = np.where(case.table.pp > 1, 2, 1)
     distance = (case.table.pp - 1) * case.pipeline_stride
-    size = case.local_elements(table) * case.gradient_bytes
     case.add("pp", "all_reduce", "reduce", size, one_end, ranks, np.maximum(distance, 1), what="tied embedding of first and last stage")
 
 
@@ -121,7 +119,7 @@ def deepspeed(case: Case) -> None:
             case.add_in_buckets(
                 "dp_shard", "all_gather", "optimizer", elements * c, gather * c, 1, shard, stride, "", f"updated {what}parameters"
             )
-    _tied_embedding(case)
+    tied_embedding(case, case.local_elements(case.model.embedding.weights[0]) * case.gradient_bytes)
 
 
 def deepspeed_zero3(case: Case) -> None:

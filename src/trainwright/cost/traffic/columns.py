@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import SpecError
 from ...frameworks import FRAMEWORKS
@@ -132,6 +133,13 @@ class Case:
         return int(DTYPE_BYTES[self.job.gradient_dtype])
 
     @property
+    def reductions(self) -> IntColumn:
+        """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
+        sharded = self.structure.sharding in ("zero2", "zero3")
+        each = sharded and not self.switch("no_sync", True)
+        return np.where(each & (self.table.pp == 1), self.table.accumulation, 1)
+
+    @property
     def sequence_parallel(self) -> bool:
         return self.structure.sequence_parallel
 
@@ -162,6 +170,11 @@ class Case:
     @property
     def expert_data(self) -> IntColumn:
         return np.maximum(1, self.data * self.tp // (self.table.ep * self.table.etp))
+
+    @property
+    def apart(self) -> NDArray[np.bool_]:
+        """Whether experts have ranks of their own to be cut or summed over."""
+        return np.asarray((self.table.ep * self.table.etp > 1) | (self.tp > 1)) & bool(self.model.experts)
 
     @property
     def expert_stride(self) -> IntColumn:
@@ -246,8 +259,10 @@ class Case:
         return total + (0 if experts else self.tied_copy(weights))
 
     def tied_copy(self, weights: Callable[[Block], tuple[Weight, ...]]) -> IntColumn:
-        """A tied head is a copy of the embedding where the embedding stands on another rank."""
-        alone = self.stage.head * (1 - self.stage.embedding) if self.model.tied else 0
+        """A tied head is a copy of the embedding where the embedding stands on another rank; in PyTorch, whose stages are modules of their own, wherever
+        there is a pipeline."""
+        split = self.table.pp > 1 if self.structure.framework in ("fsdp2", "fsdp1", "ddp") else 1 - self.stage.embedding
+        alone = self.stage.head * split if self.model.tied else 0
         table = next((w for w in weights(self.model.embedding) if w.shape[0] == self.model.vocab), None)
         return np.asarray(alone * self.local_elements(table) if table is not None else 0 * self.tp)
 

@@ -12,7 +12,7 @@ from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
 from ..table import IntColumn
-from .buffers import deepspeed, deepspeed_zero3, megatron
+from .buffers import deepspeed, deepspeed_zero3, megatron, tied_embedding
 from .columns import Case, ceil_div
 from .groups import gathered_bytes, groups
 
@@ -33,48 +33,90 @@ def data_parallel(case: Case) -> None:
         deepspeed_zero3(case) if sharding == "zero3" else deepspeed(case)
     else:
         _ddp(case)
+    if framework in ("fsdp2", "fsdp1", "ddp"):
+        _held_twice(case)
+        _whole_matrices(case)
+
+
+def _whole_matrices(case: Case) -> None:
+    """Muon's iteration wants whole gradients of the layers' matrices: what is cut is gathered, rows over both axes from the data's side, columns
+    from the tensor's."""
+    if case.job.optimizer != "muon":
+        return
+    sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
+    shard = case.shard if sharded else np.ones_like(case.tp)
+    for name, count in case.stage.layers.items():
+        for w in (w for w in case.trainable(case.model.blocks[name]) if len(w.shape) == 2):
+            local = _padded(case, (w,), False, shard) * case.stored_bytes
+            outer, inner = (local * case.tp, local // shard * case.tp) if w.tp_dim else (local, local * case.tp)
+            what = "gradients of matrices for Muon"
+            case.add("dp_shard", "all_gather", "optimizer", outer, count, shard, case.tp, what=what)
+            if w.tp_dim is not None:
+                case.add("tp", "all_gather", "optimizer", inner, count, case.tp, 1, what=what)
+
+
+def _held_twice(case: Case) -> None:
+    """What two ranks of a pipeline hold: a tied table at its ends, all stages of a schedule that enters at both. Their gradients, which are cut by
+    then, are summed in the stored type once a step."""
+    sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
+    shard = case.shard if sharded else np.ones_like(case.tp)
+    tied_embedding(case, _padded(case, case.model.embedding.weights[:1], False, shard) // shard * case.stored_bytes)
+    if case.structure.schedule != "dualpipe":
+        return
+    expert_shard = case.expert_shard if sharded else shard
+    total = np.zeros_like(case.tp)
+    for block, count in case.stage.blocks(case.model):
+        wanted = case.trainable(block)
+        total = total + count * (_padded(case, wanted, False, shard) // shard + _padded(case, wanted, True, expert_shard) // expert_shard)
+    size = total * case.stored_bytes
+    pair = np.where(case.table.pp > 1, 2, 1)
+    distance = np.abs(case.table.pp - 1 - 2 * case.stage.rank) * case.pipeline_stride
+    case.add_in_buckets("pp", "all_reduce", "reduce", size, DDP_BUCKET_BYTES, 1, pair, distance, "", "gradients of both directions")
 
 
 # --- PyTorch DDP, alone or with ZeroRedundancyOptimizer -------------------------------------------------------------------------
 
 
 def _ddp(case: Case) -> None:
-    """Buckets of 25 MiB in the stored type, once a step (no_sync before); ZeRO-1 then broadcasts every tensor from its owner."""
-    total = case.total(case.trainable, experts=False) + case.total(case.trainable, experts=True)
+    """Buckets of 25 MiB in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every
+    tensor from its owner."""
+    rest, experts = (case.total(case.trainable, experts=e) for e in (False, True))
     bucket = case.number("bucket_cap_mb", DDP_BUCKET_BYTES // MIB, 1) * MIB
     size = case.stored_bytes
-    case.add_in_buckets("dp", "all_reduce", "reduce", total * size, bucket, 1, case.data, case.tp, "backward", "gradient buckets")
+    total = np.where(case.apart, rest, rest + experts) * size
+    case.add_in_buckets("dp", "all_reduce", "reduce", total, bucket, 1, case.data, case.tp, "backward", "gradient buckets")
+    spread, stride = np.where(case.apart, experts, 0) * size, case.expert_stride
+    case.add_in_buckets("dp", "all_reduce", "reduce", spread, bucket, 1, case.expert_data, stride, "backward", "expert gradient buckets")
     if case.structure.sharding != "zero1":
         return
     for block, count in case.stage.blocks(case.model):
         for w in case.trainable(block):
             what = f"updated tensors of {' x '.join(str(d) for d in w.shape)}"
             case.add("dp", "broadcast", "optimizer", case.local_elements(w) * size, count, case.data, case.tp, what=what)
+    copy = case.tied_copy(case.trainable) * size
+    case.add("dp", "broadcast", "optimizer", copy, 1, case.data, case.tp, what="updated copy of a tied table")
 
 
 # --- PyTorch FSDP2 --------------------------------------------------------------------------------------------------------------
 
 
-def _padded(case: Case, weights: tuple[Weight, ...], experts: bool, shard: IntColumn) -> IntColumn:
-    """Elements of a group as FSDP2 moves it: every tensor cut on its first dimension and padded to whole rows a rank."""
+def _padded(case: Case, weights: tuple[Weight, ...], experts: bool | None, shard: IntColumn) -> IntColumn:
+    """Elements of a group as FSDP2 moves it: every tensor cut on its first dimension and padded to whole rows a rank. Of the experts, of the others,
+    of both (None)."""
     total = np.zeros(len(case.table), dtype=np.int64)
     for w in weights:
-        if case.is_expert(w) == experts:
+        if experts is None or case.is_expert(w) == experts:
             rows, *rest = case.local_shape(w)
             total = total + ceil_div(rows, shard) * shard * np.multiply.reduce([np.ones_like(rows), *rest])
     return total
 
 
-def _reductions(case: Case) -> IntColumn:
-    """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
-    sharded = case.structure.sharding in ("zero2", "zero3")
-    each = sharded and not case.switch("no_sync", True)
-    return np.where(each & (case.table.pp == 1), case.table.accumulation, 1)
-
-
 def _fsdp2(case: Case) -> None:
     replicate = case.structure.sharding == "none"
-    for experts in (False, True):
+    for experts in (None, False, True):
+        rows = case.apart if experts is not None else ~case.apart
+        if not rows.any():
+            continue
         whole = case.expert_shard if experts else case.shard
         stride = case.expert_stride if experts else case.tp
         shard = np.ones_like(whole) if replicate else whole
@@ -83,13 +125,15 @@ def _fsdp2(case: Case) -> None:
         for layer, count, blocks in groups(case):
             everything = sum((_padded(case, case.weights(b), experts, shard) for b in blocks), np.zeros_like(shard))
             wanted = sum((_padded(case, case.trainable(b), experts, shard) for b in blocks), np.zeros_like(shard))
-            if not layer:
-                everything = everything + _tied_rows(case, experts, shard)
-                wanted = wanted + (0 if case.lora else _tied_rows(case, experts, shard))
+            count = np.where(rows, count, 0)
+            if any(b is case.model.head for b in blocks) and not experts:
+                copy = case.tied_copy(case.weights)
+                everything = everything + copy
+                wanted = wanted + (0 if case.lora else copy)
             name = ("experts of a layer" if experts else "a layer") if layer else "embedding, final norm, head"
             _gather(case, everything, count, layer, shard, stride, f"parameters of {name}")
             size = wanted * case.gradient_bytes
-            reductions = count * _reductions(case)
+            reductions = count * case.reductions
             case.add(
                 "dp_shard",
                 "reduce_scatter",
@@ -114,12 +158,6 @@ def _fsdp2(case: Case) -> None:
                 overlaps="backward" if layer else "",
                 what=what,
             )
-
-
-def _tied_rows(case: Case, experts: bool, shard: IntColumn) -> IntColumn:
-    """A tied table on a rank that has the head alone."""
-    copy = case.tied_copy(case.weights)
-    return np.zeros_like(shard) if experts else copy
 
 
 def _gather(case: Case, elements: IntColumn, count: IntColumn, layer: bool, shard: IntColumn, stride: IntColumn, what: str) -> None:
@@ -175,7 +213,7 @@ def _fsdp1(case: Case) -> None:
 def _flat_bytes(case: Case, layer: bool, blocks: tuple[Block, ...], shard: IntColumn) -> IntColumn:
     """Gathered bytes of a flat parameter; the frozen base of QLoRA travels in its own format."""
     weights = sum((case.weights(b) for b in blocks), ())
-    elements = _flat(case, weights) + (0 if layer else case.tied_copy(case.weights))
+    elements = _flat(case, weights) + (case.tied_copy(case.weights) if any(b is case.model.head for b in blocks) else 0)
     size = ceil_div(elements, shard) * shard * gathered_bytes(case)
     if layer and case.job.method == "qlora" and case.job.base_quantization:
         trained = sum((case.trainable(b) for b in blocks), ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...spec.blocks import Block
 from ..table import IntColumn
 from .columns import Case
@@ -12,7 +14,9 @@ def groups(case: Case) -> list[tuple[bool, IntColumn, tuple[Block, ...]]]:
     model, stage = case.model, case.stage
     found: list[tuple[bool, IntColumn, tuple[Block, ...]]] = [(True, count, (model.blocks[name],)) for name, count in stage.layers.items()]
     found += [(True, stage.head, (block,)) for block in model.mtp]
-    both = stage.embedding * stage.head
+    both = np.where(
+        case.table.pp == 1, stage.embedding * stage.head, 0
+    )  # a rank that holds both ends of a pipeline holds them in two stages
     found.append((False, both, (model.embedding, model.head)))
     found.append((False, stage.embedding - both, (model.embedding,)))
     found.append((False, stage.head - both, (model.head,)))

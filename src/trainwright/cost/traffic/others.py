@@ -49,9 +49,22 @@ def context_parallel(case: Case) -> None:
     """
     if not (case.table.cp > 1).any():
         return
+    if case.job.packing and _pytorch(case):
+        size = 8 * case.tokens * case.table.cp
+        calls = case.stage.chunks * case.micro_batches
+        case.add("cp", "all_gather", "forward", size, calls, case.table.cp, case.tp, what="numbers of every token's document")
     for name, count in case.stage.layers.items():
         for op in case.model.blocks[name].rows("attention"):
             {"ring": _ring, "allgather": _all_gather, "ulysses": _ulysses}[case.structure.cp_kind](case, op, count)
+
+
+def _pytorch(case: Case) -> bool:
+    return case.structure.framework in ("fsdp2", "fsdp1", "ddp")
+
+
+def _again(case: Case) -> bool:
+    """Whether attention runs a second time in backward, and sends again."""
+    return case.structure.recompute == "full" or "core_attn" in case.structure.recompute_modules
 
 
 def _heads(case: Case, heads: int) -> IntColumn:
@@ -64,19 +77,20 @@ def _key_value_bytes(case: Case, op: Op) -> IntColumn:
 
 
 def _ring(case: Case, op: Op, count: IntColumn) -> None:
-    """cp - 1 steps each way; backward sends the gradients of keys and values along with them, and once more to their owner."""
+    """cp - 1 steps each way; backward sends the gradients of keys and values along with them, and once more to their owner: PyTorch in fp32
+    (torch.distributed.tensor.experimental, `convert_to_f32`)."""
     size, cp, calls = _key_value_bytes(case, op), case.table.cp, count * case.micro_batches
-    for phase in _phases(case.structure.recompute == "full"):
+    for phase in _phases(_again(case)):
         case.add("cp", "send_recv", phase, size, calls * (cp - 1), cp, case.tp, overlaps="product", what="keys and values around the ring")
+    if _pytorch(case):
+        size = size // case.activation_bytes * 4
     case.add("cp", "send_recv", "backward", size, calls * cp, cp, case.tp, overlaps="product", what="gradients of keys and values")
 
 
 def _all_gather(case: Case, op: Op, count: IntColumn) -> None:
     size, cp, calls = _key_value_bytes(case, op) * case.table.cp, case.table.cp, count * case.micro_batches
-    case.add("cp", "all_gather", "forward", size, calls, cp, case.tp, what="keys and values")
-    if case.structure.recompute == "full":
-        case.add("cp", "all_gather", "recompute", size, calls, cp, case.tp, what="keys and values")
-    case.add("cp", "all_gather", "backward", size, calls, cp, case.tp, what="keys and values")
+    for phase in _phases(_again(case)):
+        case.add("cp", "all_gather", phase, size, calls, cp, case.tp, what="keys and values")
     case.add("cp", "reduce_scatter", "backward", size, calls, cp, case.tp, what="gradients of keys and values")
 
 
@@ -86,8 +100,10 @@ def _ulysses(case: Case, op: Op, count: IntColumn) -> None:
     cp, calls, c = case.table.cp, count * case.micro_batches, case.activation_bytes
     wide = case.tokens * _heads(case, op.heads) * op.head_dim * c
     narrow = case.tokens * np.maximum(_heads(case, op.kv_heads), cp) * op.head_dim * c
-    for phase in _phases(case.structure.recompute == "full"):
-        case.add("cp", "all_to_all", phase, wide, 2 * calls, cp, case.tp, what="queries, outputs")
+    for phase in _phases(_again(case)):
+        # where attention alone runs again, nobody reads its outputs
+        sides = 1 if phase == "recompute" and case.structure.recompute != "full" else 2
+        case.add("cp", "all_to_all", phase, wide, sides * calls, cp, case.tp, what="queries, outputs")
         case.add("cp", "all_to_all", phase, narrow, 2 * calls, cp, case.tp, what="keys, values")
 
 
@@ -105,6 +121,9 @@ def expert_parallel(case: Case) -> None:
         for op in block.rows("dispatch"):
             size = (tokens * op.top_k * factor).astype(np.int64) * op.width * case.activation_bytes
             calls = count * case.micro_batches
+            if _pytorch(case) and case.job.moe_capacity_factor is None:
+                for when in (p for p in _phases(again) if p != "backward"):
+                    case.add("ep", "all_to_all", when, 8 * case.model.experts, calls, ep, etp, what="numbers of tokens for every expert")
             for phase in _phases(again):
                 case.add("ep", "all_to_all", phase, size, calls, ep, etp, overlaps=overlaps, what="tokens to their experts")
                 case.add("ep", "all_to_all", phase, size, calls, ep, etp, overlaps=overlaps, what="tokens back from their experts")

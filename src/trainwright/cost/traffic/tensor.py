@@ -199,15 +199,15 @@ def _replicated_gradients(case: Case, megatron: bool) -> None:
         )
         return
     trainable = {id(w) for block, _ in blocks for w in case.trainable(block)}
-    # under FSDP the sum runs in backward on the compute type, in the last micro-batch; without, in the optimizer on the stored type
+    # under FSDP the sum runs in backward on the compute type, before each reduction; without, in the optimizer on the stored type
     sharded = (case.shard > 1) & (case.structure.sharding != "none")
     # torch.optim: each operation that reads the gradient lays it out anew; AdamW reads it once in lerp and twice in addcmul, fused kernels once
     reads = 3 if case.job.optimizer == "adamw" and case.job.optimizer_kernel != "fused" else 1
     ways: tuple[tuple[Phase, int, IntColumn], ...] = (
-        ("backward", case.activation_bytes, np.where(sharded, 1, 0)),
+        ("backward", case.activation_bytes, np.where(sharded, case.reductions, 0)),
         ("optimizer", case.stored_bytes, np.where(sharded, 0, reads)),
     )
     for block, count in blocks:
-        for w in (w for op in block.rows("norm") if op.region == "sequence" for w in op.weights if id(w) in trainable):
+        for w in (w for op in block.rows("norm", "router") if op.region == "sequence" for w in op.weights if id(w) in trainable):
             for phase, size, calls in ways:
-                case.add("tp", "all_reduce", phase, w.elements * size, count * calls, case.tp, 1, what="gradients of norms")
+                case.add("tp", "all_reduce", phase, w.elements * size, count * calls, case.tp, 1, what="gradients of norms and routers")

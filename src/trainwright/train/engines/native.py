@@ -22,6 +22,8 @@ def check(run: Run, settings: Settings, on_gpu: bool) -> None:
         raise SpecError(f"{job.method} is only planned here: all weights are trained", "training.method", ["full"])
     if job.dropout:
         raise SpecError("nothing is dropped out here", "training.dropout", [0])
+    if run.plan.etp > 1:
+        raise SpecError(f"etp {run.plan.etp} is only planned here: every expert is whole on its rank", "strategy.etp", [1])
     if s.sharding in ("zero2", "zero3") and s.framework != "fsdp2":
         raise SpecError(
             f"{s.framework} with {s.sharding}: PyTorch's own engine shards gradients and parameters with FSDP2 only",

@@ -1,0 +1,69 @@
+"""Every byte and every call that a layout sends in a step is in its plan, and none is planned that is not sent: all layouts that the other tests train.
+
+Counted rank by rank of the pipeline, one rank of each, without the others (see counted.py); `test_measure_runs` counts on real ranks as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import test_context as context
+import test_experts as experts
+import test_layouts as layouts
+import test_pipeline as pipeline
+from counted import differences
+
+from trainwright.schedules import SCHEDULES
+
+CASES: dict[str, tuple[Any, ...]] = {f"gpt, {name}": ("gpt", *case) for name, case in layouts.CASES.items()}
+CASES |= {f"llama, {name}": ("llama", *case) for name, case in layouts.LLAMA_CASES.items()}
+CASES |= {f"moe, {name}": ("moe", *case) for name, case in layouts.MOE_CASES.items()}
+CASES |= {f"gpt, {name}": ("gpt", *case) for name, case in layouts.PRECISIONS.items()}
+CASES |= {f"{name}, two ranks": ("gpt-7", pipeline.layout(name, 2)) for name in pipeline.NAMES}
+CASES |= {
+    f"{name}, four ranks": ("tied-7" if SCHEDULES[name].splits_backward else "llama-7", pipeline.layout(name, 4)) for name in pipeline.NAMES
+}
+CASES |= {
+    f"{name} x {beside}": ("tied-7", pipeline.layout(name, 2, **more))
+    for name in pipeline.KINDS
+    for beside, more in pipeline.BESIDE.items()
+}
+CASES |= {f"{name}, experts": ("moe-7", pipeline.layout(name, 2, dp=2, ep=2, sharding="zero3")) for name in pipeline.KINDS}
+CASES |= {f"experts, {name}": ("moe", strategy) for name, strategy in experts.LAYOUTS.items()}
+CASES |= {f"experts with room, {name}": ("moe", experts.LAYOUTS[name], {"moe_capacity_factor": 0.5}) for name in experts.WHOLE}
+for _kind in context.KINDS:
+    _cut = {"cp": 2, "cp_kind": _kind}
+    CASES |= {f"{_kind}": ("llama", _cut), f"{_kind}, packed": ("llama", _cut, {}, True)}
+    CASES |= {f"{_kind}, recompute full": ("llama", {**_cut, "recompute": "full"}, {}, True)}
+    CASES |= {f"{_kind}, recompute core": ("llama", {**_cut, "recompute": "selective", "recompute_modules": ["core_attn"]})}
+    CASES |= {f"{_kind} x {name}": ("gpt", {**_cut, **more}, {}, True) for name, more in context.BESIDE.items()}
+CASES |= {"ring, bf16": ("llama", {"cp": 4, "cp_kind": "ring", "micro_batch_size": 8}, {"precision": "bf16"})}
+CASES |= {f"Muon, {name}": ("gpt", layouts.CASES[name][0], {"optimizer": "muon"}) for name in ("zero3 x tp", "zero2 x sp", "ddp x tp")}
+
+GATE = (
+    "gpt, ddp 2",
+    "gpt, zero1 x pp",
+    "gpt, zero3 x sp",
+    "gpt, hsdp 2x2",
+    "dualpipe, two ranks",
+    "allgather, recompute full",
+    "ring, bf16",
+)
+GATE += ("experts, hsdp 2x2, ep 2", "experts, sp 2, dp 2, ep 2", "gpt, zero2, Muon", "interleaved-1f1b, experts")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in GATE else pytest.mark.slow) for c in CASES])
+def test_the_plan_says_what_is_sent(case: str) -> None:
+    assert differences(*CASES[case]) == []
+
+
+def test_what_is_not_planned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that sums a norm's gradient in every pass is one that the plan did not mean."""
+    from trainwright.train import reduce
+
+    monkeypatch.setattr(reduce.Turn, "sums", property(lambda self: True, lambda self, value: None), raising=False)
+    (line,) = (d for d in differences("gpt", layouts.SINGLE["sp 2"][0]) if "calls" in d)
+    assert "tp all_reduce, calls: 18 planned, 72 sent" in line
