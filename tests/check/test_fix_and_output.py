@@ -194,6 +194,35 @@ def test_fix_mends_in_place_and_asks_before_it_replaces_another_file(folder: Pat
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
 
 
+BOTH = '{"train_micro_batch_size_per_gpu": 0, "zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}'
+
+
+def test_fix_says_what_was_mended_and_what_is_left_and_its_status_is_that_of_what_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "e.json").write_text(BOTH)
+    status, out, err = run(capsys, "e.json", "--fix", "-o", "text.json")
+    lines = out.splitlines()
+    assert lines[0].startswith("e.json:1: mended K05: ")
+    assert lines[1:3] == ["    removed zero_optimization.offload_param.", "1 mended; in the files as they are now:"]
+    assert lines[3].startswith("text.json:1: error ")
+    assert not any("K05" in line for line in lines[3:])
+    assert (status, err) == (1, "wrote text.json: 1 mended\n")
+    _, out, _ = run(capsys, "e.json", "--fix", "--json")
+    said = json.loads(out)
+    assert [(f["check"], f["changed"]) for f in said["mended"]] == [("K05", "removed zero_optimization.offload_param")]
+    assert "K05" not in [f["check"] for f in said["findings"]]
+    assert said["findings"] == json.loads(run(capsys, "e.json", "--json")[1])["findings"]
+
+
+def test_nothing_is_written_where_one_file_of_several_cannot_be(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwright.cli.output.read_bytes", lambda name: JSON.encode())
+    assert run(capsys, "d.json", "-", "--fix")[0] == 2
+    assert (folder / "d.json").read_text() == JSON
+
+
 def test_about_shows_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "--about", "k05")
     assert status == 0

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .checks import CHECKS
 from .findings import LABELS, Finding, Severity
 from .read import UNKNOWN
 from .run import Report
 
+if TYPE_CHECKING:
+    from .fix import Mended
+
 FORMS = ("text", "github", "sarif", "json")
 GITHUB: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 SARIF: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "warning", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
 
-def text(report: Report) -> str:
-    """One finding a paragraph: place, severity, check, what happens, what mends it."""
-    lines = []
+def text(report: Report, mended: Sequence[Mended] = ()) -> str:
+    """One finding a paragraph: place, severity, check, what happens, what mends it. What was mended comes first, with the places it had before."""
+    done = [f"{f.place}: mended {f.check}: {f.what}\n    {_changed(f, m.name)}." for m in mended for f in m.applied]
+    lines = [*done, f"{len(done)} mended; in the files as they are now:"] if mended else []
     for f in report.findings:
         lines.append(f"{f.place}: {LABELS[f.severity]} {f.check}: {f.what}")
         if f.mend:
             lines.append(f"    {f.mend}")
     lines.append(summary(report))
     return "\n".join(lines) + "\n"
+
+
+def _changed(finding: Finding, file: str) -> str:
+    """``removed zero_optimization.offload_param, lr is now 0.001``."""
+    said = []
+    for c in finding.changes:
+        key = ".".join(str(p) for p in c.path)
+        if c.file == file:
+            said.append(
+                f"removed {key}" if c.remove else f"{key} is now {'called ' + c.rename if c.rename else json.dumps(c.value, default=str)}"
+            )
+    return ", ".join(said)
 
 
 def summary(report: Report) -> str:
@@ -79,13 +95,16 @@ def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
     }
 
 
-def render(report: Report, form: str) -> str:
-    """The report in one of `FORMS`."""
+def render(report: Report, form: str, mended: Sequence[Mended] = ()) -> str:
+    """The report in one of `FORMS`. `mended` are files that were written before the report was made: text and JSON say what was mended in them."""
     if form == "github":
         return github(report)
     if form == "text":
-        return text(report)
-    return json.dumps(sarif(report) if form == "sarif" else report.to_dict(), indent=2) + "\n"
+        return text(report, mended)
+    if form == "sarif":
+        return json.dumps(sarif(report), indent=2) + "\n"
+    done = [f.to_dict() | {"changed": _changed(f, m.name)} for m in mended for f in m.applied]
+    return json.dumps(report.to_dict() | ({"mended": done} if mended else {}), indent=2) + "\n"
 
 
 def listing() -> Iterable[tuple[str, str, str]]:
