@@ -131,6 +131,15 @@ def test_annotations_escape_what_ends_a_property() -> None:
     assert line.startswith("::warning file=a%2Cb%3Ac.json,line=6,title=K05::")
 
 
+def test_names_and_values_of_a_file_do_not_end_a_line_and_do_not_reach_the_terminal() -> None:
+    report = check({"a\nb.json": '{"train_micro_batch_size_per_gpu": 1, "zero_optimizatoin\\u001b[31m": {"stage": 2}}'})
+    lines = render(report, "text").splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("a b.json:1: warning K01: zero_optimizatoin[31m is no key")
+    assert all(line.isprintable() for line in lines)
+    assert "\x1b" not in render(report, "github")
+
+
 def test_sarif_has_a_rule_for_each_result() -> None:
     run = json.loads(render(check({"d.json": JSON}), "sarif"))["runs"][0]
     rules = [r["id"] for r in run["tool"]["driver"]["rules"]]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import one_line
 from .checks import CHECKS
 from .findings import LABELS, Finding, Severity
 from .read import UNKNOWN
@@ -21,14 +22,17 @@ SARIF: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "war
 
 def text(report: Report, mended: Sequence[Mended] = ()) -> str:
     """One finding a paragraph: place, severity, check, what happens, what mends it. What was mended comes first, with the places it had before."""
-    done = [f"{f.place}: mended {f.check}: {f.what}\n    {_changed(f, m.name)}." for m in mended for f in m.applied]
+    done = [_paragraph(f, "mended", f"{_changed(f, m.name)}.") for m in mended for f in m.applied]
     lines = [*done, f"{len(done)} mended; in the files as they are now:"] if mended else []
-    for f in report.findings:
-        lines.append(f"{f.place}: {LABELS[f.severity]} {f.check}: {f.what}")
-        if f.mend:
-            lines.append(f"    {f.mend}")
+    lines += [_paragraph(f, LABELS[f.severity], f.mend) for f in report.findings]
     lines.append(summary(report))
     return "\n".join(lines) + "\n"
+
+
+def _paragraph(finding: Finding, word: str, mend: str) -> str:
+    """Names and values of a file may hold anything: none of it ends a line or reaches the terminal as a command."""
+    head = one_line(f"{finding.place}: {word} {finding.check}: {finding.what}", 2000)
+    return f"{head}\n    {one_line(mend, 2000)}" if mend else head
 
 
 def _changed(finding: Finding, file: str) -> str:
@@ -63,7 +67,8 @@ def github(report: Report) -> str:
 
 
 def _data(message: str) -> str:
-    return message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    kept = "".join(c for c in message if c.isprintable() or c in "\r\n")
+    return kept.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(value: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import SpecError, unknown
+from ..errors import SpecError, one_line, unknown
 
 if TYPE_CHECKING:
     from ..check.fix import Mended
@@ -80,9 +80,9 @@ def _fix(report: Report, names: list[str], output: str, force: bool) -> list[Men
         raise SpecError("standard input has no file to mend", "--fix", ["-o FILE"])
     for m in every:
         for finding, reason in zip(m.left, m.reasons, strict=True):
-            print(f"{finding.place}: {finding.check} is left: {reason}", file=sys.stderr)
+            print(one_line(f"{finding.place}: {finding.check} is left: {reason}", 2000), file=sys.stderr)
     for m in changed:
-        print(f"wrote {write_text(output or m.name, m.text)}: {len(m.applied)} mended", file=sys.stderr)
+        print(one_line(f"wrote {write_text(output or m.name, m.text)}: {len(m.applied)} mended"), file=sys.stderr)
     return changed
 
 
