@@ -239,6 +239,12 @@ def test_about_shows_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning K05" in out
 
 
+def test_a_readme_about_a_script_is_no_script() -> None:
+    """`trainwright check set/*` reads it too."""
+    report = check({"README.md": "2. Run: `torchrun train.py` on every node (`launch_elastic.sh` goes on)\n"})
+    assert report.findings == ()
+
+
 def test_a_file_of_no_known_format_is_not_said_to_be_right() -> None:
     said = render(check({"notes.json": '{"shopping": ["milk"]}'}), "text")
     assert "of no known format" in said

@@ -64,6 +64,14 @@ def test_what_the_plan_leaves_open_is_as_the_target_needs_it_and_said(tmp_path: 
     assert (one / "ds_config.json").read_text() == (other / "ds_config.json").read_text()
 
 
+def test_an_empty_name_is_no_folder(tmp_path: Path, capsys, monkeypatch):
+    """What `-o "$JOB"` is where JOB was never set."""
+    monkeypatch.chdir(tmp_path)
+    assert run("--to", "fsdp", "-o", "") == 2
+    assert "--output" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_half_a_set_is_never_there(tmp_path: Path):
     folder = tmp_path / "set"
     with pytest.raises(SpecError):

@@ -47,6 +47,8 @@ def emit(
     from ..emit.readme import OPEN
     from .output import console, print_json
 
+    if not output.strip():
+        raise SpecError("is empty: no folder", "--output", [". for this one"])
     options = Options()
     options = replace(
         options,
