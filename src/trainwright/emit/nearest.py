@@ -34,7 +34,12 @@ def refuse(run: Run, target: Target) -> None:
     except SpecError:
         changes = first.change(run)
     near = listed(changes)
-    raise SpecError(f"{_show(get(run, first.field))}: {target.title} {first.why}", first.field, near)
+    raise SpecError(why(run, target, first), first.field, near)
+
+
+def why(run: Run, target: Target, limit: Limit) -> str:
+    """``llama-3.1-8b: torchtitan has no flavor of this model``."""
+    return f"{_show(run.model.name if limit.field == 'model' else get(run, limit.field))}: {target.title} {limit.why}"
 
 
 def suited(run: Run, target: Target) -> tuple[Run, Changes]:
