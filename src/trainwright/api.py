@@ -246,14 +246,16 @@ def _ranked(task: Task, ranking: Ranking, factor: float) -> list[Estimate]:
 
 
 def emit(spec: Source, target: str, options: Options | None = None, *, catalog_files: tuple[str, ...] = ()) -> dict[str, str]:
-    """{file name: text} that runs one fully specified run on a target; what the target cannot express raises `SpecError` with the nearest plan."""
+    """{file name: text} that runs one run on a target. What the spec leaves open is as the target needs it (the README says what); what the spec says
+    and the target cannot express raises `SpecError` with the nearest plan."""
     from .emit import emit as files
+    from .emit import suited
     from .resolve import resolve
     from .search.constraints import check_plan
 
-    run = resolve(load(spec), catalog_files)
+    run, chosen = suited(resolve(load(spec), catalog_files), target)
     check_plan(run.model, run.cluster, run.job, run.plan)
-    return files(run, target, options)
+    return files(run, target, options, chosen)
 
 
 def check(

@@ -25,8 +25,8 @@ class SpecError(TrainwrightError, ValueError):
 
     def __init__(self, message: str, where: str = "", nearest: str | Iterable[object] = ()) -> None:
         self.message = one_line(message)
-        self.where = where
-        self.nearest = nearest if isinstance(nearest, str) else ", ".join(str(n) for n in nearest)
+        self.where = one_line(where)
+        self.nearest = one_line(nearest if isinstance(nearest, str) else ", ".join(str(n) for n in nearest))
         super().__init__(str(self))
 
     def __str__(self) -> str:

@@ -131,6 +131,15 @@ def test_annotations_escape_what_ends_a_property() -> None:
     assert line.startswith("::warning file=a%2Cb%3Ac.json,line=6,title=K05::")
 
 
+def test_names_and_values_of_a_file_do_not_end_a_line_and_do_not_reach_the_terminal() -> None:
+    report = check({"a\nb.json": '{"train_micro_batch_size_per_gpu": 1, "zero_optimizatoin\\u001b[31m": {"stage": 2}}'})
+    lines = render(report, "text").splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("a b.json:1: warning K01: zero_optimizatoin[31m is no key")
+    assert all(line.isprintable() for line in lines)
+    assert "\x1b" not in render(report, "github")
+
+
 def test_sarif_has_a_rule_for_each_result() -> None:
     run = json.loads(render(check({"d.json": JSON}), "sarif"))["runs"][0]
     rules = [r["id"] for r in run["tool"]["driver"]["rules"]]
@@ -194,11 +203,46 @@ def test_fix_mends_in_place_and_asks_before_it_replaces_another_file(folder: Pat
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
 
 
+BOTH = '{"train_micro_batch_size_per_gpu": 0, "zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}'
+
+
+def test_fix_says_what_was_mended_and_what_is_left_and_its_status_is_that_of_what_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "e.json").write_text(BOTH)
+    status, out, err = run(capsys, "e.json", "--fix", "-o", "text.json")
+    lines = out.splitlines()
+    assert lines[0].startswith("e.json:1: mended K05: ")
+    assert lines[1:3] == ["    removed zero_optimization.offload_param.", "1 mended; in the files as they are now:"]
+    assert lines[3].startswith("text.json:1: error ")
+    assert not any("K05" in line for line in lines[3:])
+    assert (status, err) == (1, "wrote text.json: 1 mended\n")
+    _, out, _ = run(capsys, "e.json", "--fix", "--json")
+    said = json.loads(out)
+    assert [(f["check"], f["changed"]) for f in said["mended"]] == [("K05", "removed zero_optimization.offload_param")]
+    assert "K05" not in [f["check"] for f in said["findings"]]
+    assert said["findings"] == json.loads(run(capsys, "e.json", "--json")[1])["findings"]
+
+
+def test_nothing_is_written_where_one_file_of_several_cannot_be(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwright.cli.output.read_bytes", lambda name: JSON.encode())
+    assert run(capsys, "d.json", "-", "--fix")[0] == 2
+    assert (folder / "d.json").read_text() == JSON
+
+
 def test_about_shows_the_fault(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "--about", "k05")
     assert status == 0
     assert "offload_param" in out
     assert "warning K05" in out
+
+
+def test_a_readme_about_a_script_is_no_script() -> None:
+    """`trainwright check set/*` reads it too."""
+    report = check({"README.md": "2. Run: `torchrun train.py` on every node (`launch_elastic.sh` goes on)\n"})
+    assert report.findings == ()
 
 
 def test_a_file_of_no_known_format_is_not_said_to_be_right() -> None:

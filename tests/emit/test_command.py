@@ -51,6 +51,27 @@ def test_a_plan_that_the_target_cannot_express_is_wrong_input(tmp_path: Path, ca
     assert not (tmp_path / "x").exists()
 
 
+def test_what_the_plan_leaves_open_is_as_the_target_needs_it_and_said(tmp_path: Path, capsys):
+    assert run("--to", "deepspeed", "-o", str(tmp_path / "open")) == 0
+    line = "Left open by the plan, chosen for DeepSpeed: strategy.framework = deepspeed."
+    assert line in capsys.readouterr().err.splitlines()
+    assert line in (tmp_path / "open" / "README.md").read_text().splitlines()
+    assert run("--to", "deepspeed", "--framework", "deepspeed", "-o", str(tmp_path / "said")) == 0
+    assert "Left open" not in capsys.readouterr().err
+    assert run("--to", "deepspeed", "--framework", "fsdp2", "-o", str(tmp_path / "other")) == 2
+    assert "nearest: strategy.framework = deepspeed" in capsys.readouterr().err
+    one, other = tmp_path / "open", tmp_path / "said"
+    assert (one / "ds_config.json").read_text() == (other / "ds_config.json").read_text()
+
+
+def test_an_empty_name_is_no_folder(tmp_path: Path, capsys, monkeypatch):
+    """What `-o "$JOB"` is where JOB was never set."""
+    monkeypatch.chdir(tmp_path)
+    assert run("--to", "fsdp", "-o", "") == 2
+    assert "--output" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_half_a_set_is_never_there(tmp_path: Path):
     folder = tmp_path / "set"
     with pytest.raises(SpecError):

@@ -129,6 +129,13 @@ def run(*words: str) -> int:
     return int(stopped.value.code or 0)
 
 
+@pytest.mark.parametrize(("target", "model"), [("torchtitan", "mixtral-8x7b"), ("megatron", "gpt-oss-20b")])
+def test_another_model_is_another_run_and_not_written(target, model):
+    with pytest.raises(SpecError, match=f"model: {model}: ") as refused:
+        convert({"ds.json": json.dumps(ZERO3)}, target, model=model, on="16xH100")
+    assert refused.value.where == "model"
+
+
 def test_the_command_writes_all_or_nothing_and_replaces_only_when_told(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     config, folder = tmp_path / "my ds $(touch x).json", tmp_path / "out"

@@ -5,17 +5,12 @@ Each engine needs its package and says so where it is absent: pip install -c con
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +20,9 @@ import pytest
 from trainwright.emit import Options, emit
 
 from .cases import run_of
+from .runs import CHOSEN, LIMIT_S, PROGRAMS, end, needs, run, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-PROGRAMS = Path(__file__).parent / "programs"
-CHOSEN = Options(script="train.py", learning_rate=1e-2, clip=0.5, weight_decay=0.1, betas=(0.9, 0.95))
-LIMIT_S = 400
-
-
-def needs(*packages: str) -> None:
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: nothing can be run on it")
 
 
 def tiny() -> Any:
@@ -86,62 +73,6 @@ def without_compiled_kernels(folder: Path) -> None:
     path.write_text(json.dumps(document))
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    bin_folder = str(Path(sys.executable).parent)
-    where = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return where | {
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "DS_ACCELERATOR": "cpu",
-        "ACCELERATE_TORCH_DEVICE": "cpu",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONWARNINGS": "ignore",
-        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
-        "STARTED_BY": marker(folder, more.get("NODE", "0")),
-        **more,
-    }
-
-
-def marker(folder: Path, number: str) -> str:
-    return f"{folder}:{number}"
-
-
-def end(folder: Path, number: str) -> None:
-    """Kills everything that a script started, its workers too, which torchrun puts into sessions of their own: what a node takes with it."""
-    wanted = f"STARTED_BY={marker(folder, number)}".encode()
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if wanted in place.read_bytes().split(b"\0"):
-                os.kill(int(place.parent.name), signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def started(words: list[str], folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, which ends with the block whatever became of it."""
-    log = folder / f"log-{more.get('NODE', '0')}.txt"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            words, cwd=folder, env=environment(folder, **more), stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            yield process
-        finally:
-            end(folder, more.get("NODE", "0"))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def run(folder: Path, script: str = "launch.sh") -> str:
-    """What the set's own launch script prints."""
-    engines = "deepspeed" if (folder / "ds_config.json").exists() else ""
-    with started(["bash", script], folder, ENGINES=engines) as process:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LIMIT_S)
-        text = (folder / "log-0.txt").read_text()
-        assert process.returncode == 0, text[-4000:]
-    return text
-
-
 def losses(text: str) -> list[float]:
     """As printed, wherever a progress bar left the cursor."""
     return [float(value) for value in re.findall(r"step \d+ loss ([\d.]+)", text)]
@@ -178,11 +109,20 @@ def test_accelerate_with_recomputation(tmp_path: Path):
     assert losses(run(tmp_path)) == pytest.approx(alone(), abs=2e-6)
 
 
+def test_accelerate_ddp(tmp_path: Path):
+    """Plain replicas accumulate as well: the number that `accelerate launch` hands on to DeepSpeed only."""
+    needs("accelerate", "transformers")
+    emitted(tmp_path, "accelerate", "on_accelerate.py", {"framework": "ddp"})
+    text = run(tmp_path, "ddp")
+    assert "type MULTI_CPU model DistributedDataParallel" in text
+    assert losses(text) == pytest.approx(alone(), abs=2e-6)
+
+
 def test_accelerate_deepspeed(tmp_path: Path):
     needs("accelerate", "deepspeed", "transformers")
     emitted(tmp_path, "accelerate", "on_accelerate.py", {"framework": "deepspeed", "sharding": "zero3"})
     without_compiled_kernels(tmp_path)
-    text = run(tmp_path)
+    text = run(tmp_path, "deepspeed")
     assert "type DEEPSPEED model DeepSpeedEngine" in text
     assert losses(text) == pytest.approx(alone(), abs=2e-6)
 
@@ -192,7 +132,7 @@ def test_accelerate_deepspeed(tmp_path: Path):
     [
         ({"framework": "fsdp2", "sharding": "zero3"}, "type FSDP"),
         ({"framework": "deepspeed", "sharding": "zero2"}, "type DEEPSPEED"),
-        ({"framework": "ddp"}, "type MULTI_GPU"),
+        ({"framework": "ddp"}, "type MULTI_CPU model DistributedDataParallel"),
     ],
     ids=["fsdp2", "deepspeed", "ddp"],
 )
@@ -202,7 +142,7 @@ def test_trainer(strategy, kind, tmp_path: Path):
     emitted(tmp_path, "trainer", "on_trainer.py", strategy)
     if strategy["framework"] == "deepspeed":
         without_compiled_kernels(tmp_path)
-    text = run(tmp_path)
+    text = run(tmp_path, strategy["framework"])
     assert kind in text
     assert losses(text) == pytest.approx(alone(cosine=True, decays_norms=strategy["framework"] == "deepspeed"), abs=2e-6)
 

@@ -99,15 +99,19 @@ def test_input_is_bounded_and_wrong_input_is_one_line() -> None:
         ("plan", {"model": "llama-3.1-8b", "on": "8xH100", "top": 10**9}),
         ("estimate", {"run": {**RUN, "cluster": 8}}),
         ("memory", {"model": "llama-3.1-8b", "on": "8xH100", "seq_len": "long"}),
+        ("memory", {"model": "llama-3.1-8b"}),
+        ("memory", {"model": "llama-3.1-8b", "on": "8xH100", "sequence_len": 4096}),
     )
     for text in (a.content[0].text for a in answers if a.is_error):
         assert "Traceback" not in text
         assert "a fault of this program" not in text
         assert len(text.splitlines()) == 1
-    assert [a.is_error for a in answers] == [True, True, False, True, True, True, True]
+    assert [a.is_error for a in answers] == [True, True, False, True, True, True, True, True, True]
     assert "deep" in answers[0].content[0].text
     assert "2,000,000" in answers[1].content[0].text
     assert "seq_len: 'long'" in answers[6].content[0].text
+    assert "memory: on: is missing" in answers[7].content[0].text
+    assert "unknown argument 'sequence_len' (nearest: seq_len)" in answers[8].content[0].text
 
 
 def test_a_search_that_does_not_end_is_ended_and_the_next_call_is_answered() -> None:

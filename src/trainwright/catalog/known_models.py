@@ -50,7 +50,7 @@ def load_model(reference: str | Mapping[str, Any], name_hint: str = "", catalog_
         raise SpecError(f"{str(reference)[:40]!r} names no model", name_hint or "model", ["llama-3.1-8b", "7B", "path/to/config.json"])
     reference = reference.strip()
     found = model_rows(catalog_files)
-    known = _names(found)
+    known = _names(found) if catalog_files else _shipped()
     if len(reference) <= 200 and tables.plain(reference) in known:
         return _from_catalog(known[tables.plain(reference)], found)
     if re.fullmatch(SIZE, reference):

@@ -15,7 +15,7 @@ from ..emit import TARGETS, Files, Options, emit, settled
 from ..emit.base import Target, dig
 from ..emit.common import steps
 from ..emit.fields import ALL, DEFAULTS, engine_of, left
-from ..emit.nearest import mended
+from ..emit.nearest import mended, refused, why
 from ..emit.rate import SHAPES, Rate, rate_of
 from ..errors import SpecError
 from ..resolve import Run, resolve
@@ -123,6 +123,9 @@ def convert(
     _as_the_front_end_reduces(described.document, setup)
     source = resolve(validate(described.document))
     check_plan(source.model, source.cluster, source.job, source.plan)
+    for limit in refused(source, target):
+        if limit.field in ("model", "cluster.gpu"):  # another one of these is another run, not this one in other files
+            raise SpecError(why(source, target, limit), limit.field)
     run = settled(mended(source, target), target)
     check_plan(run.model, run.cluster, run.job, run.plan)
     engine = _innermost(target, run)
@@ -259,8 +262,6 @@ def _stated(setup: Setup, field: str) -> Fact | None:
 
 
 def _why(field: str, source: Run, run: Run, target: Target) -> str:
-    from ..emit.nearest import refused
-
     said = [limit.why for limit in refused(source, target) if limit.field == field]
     if said:
         return f"{target.title} {said[0]}"

@@ -19,6 +19,7 @@ from .syntax.shell_run import Script
 from .syntax.shell_words import Token, tokens_of
 
 Edits = Callable[[Document, Change], Iterable[str]]  # texts that may be the file with the change in it
+DEFAULT = re.compile(r"""^"?\$\{(?P<name>[A-Za-z_]\w*):?[-=](?P<value>[\w.,:/+-]*)\}"?$""")  # ${LR:-1e-4}
 VARIABLE = re.compile(r"""^["']?\$\{?([A-Za-z_]\w*)\}?["']?$""")
 
 
@@ -30,6 +31,8 @@ def apply(name: str, text: str, change: Change, finding: Finding, edits: Edits) 
     """The script with one change; `edits` are those of the files that it writes. Raises `Refused` with what the user has to change, and where."""
     before = syntax.read(name, text)
     part = _part(before, change, finding)
+    if change.value is False and _value_of(part.data, change) is True:
+        change = replace(change, value=None, remove=True)  # a bare switch is off where it is not
     candidates = _embedded(name, text, part, change, edits) if part.syntax in ("json", "yaml") else _command(text, before, part, change)
     for candidate in candidates:
         if candidate != text and _only(before, syntax.read(name, candidate), part, change):
@@ -165,21 +168,32 @@ def _set(text: str, documents: Sequence[Document], token: Token, part: Document,
         inner = written if not quote or written != shlex.quote(written) else quote + written + quote
         yield text[: token.start] + inner + text[token.end :]
         return
+    script = next((d.detail for d in documents if isinstance(d.detail, Script)), None)
+    own = DEFAULT.match(token.raw)
+    if own and script and own["name"] not in script.assigned and re.fullmatch(r"[\w.,:/+-]+", written):
+        yield text[: token.start + own.start("value")] + written + text[token.start + own.end("value") :]
+        return
     variable = VARIABLE.match(token.raw)
     if variable is None:
         raise Refused(f"its value is made by {token.raw[:60]} on line {token.line}: {_wanted(change)} by changing what that is made of")
     name = variable.group(1)
-    script = next((d.detail for d in documents if isinstance(d.detail, Script)), None)
     at = script.assigned.get(name) if script else None
     if at is None:
         raise Refused(f"its value is ${name}, which comes from the environment: {_wanted(change)} there, or on line {token.line}")
     uses = {text.count("\n", 0, m.start()) + 1 for m in re.finditer(rf"(?<![\w-]){name}\b(?!\+?=)", text)} - {token.line}
     value = r"\$\(\(.*?\)\)|\$\(.*?\)|\"[^\"\n]*\"|'[^'\n]*'|[^\s;#&|]*"
     sets = list(re.finditer(rf"(?m)(?:^[ \t]*(?:export[ \t]+)?|(?<=[\s;])){name}\+?=(?P<value>{value})(?=[\s;#&|]|$)", text))
+    default = DEFAULT.match(sets[0]["value"]) if len(sets) == 1 else None
+    if default and default["name"] == name:  # NAME=${NAME:-...} uses itself
+        uses -= {at}
     if uses or len(sets) != 1:
         lines = f"line{'s' if len(uses) > 1 else ''} {', '.join(map(str, sorted(uses)))}"
         elsewhere = f"is used on {lines} too" if uses else "is set more than once"
         raise Refused(f"its value is ${name} (line {at}), which {elsewhere}: change it there, or write {change.value} on line {token.line}")
+    if default and script and re.fullmatch(r"[\w.,:/+-]+", written) and (default["name"] == name or default["name"] not in script.assigned):
+        first = sets[0].start("value")
+        yield text[: first + default.start("value")] + written + text[first + default.end("value") :]
+        return
     if "$" in sets[0]["value"] or "`" in sets[0]["value"]:
         raise Refused(f"its value is ${name}, made by {sets[0]['value'][:60]} on line {at}: {_wanted(change)} there")
     yield text[: sets[0].start("value")] + written + text[sets[0].end("value") :]

@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from ..errors import one_line
 from .checks import CHECKS
 from .findings import LABELS, Finding, Severity
 from .read import UNKNOWN
 from .run import Report
+
+if TYPE_CHECKING:
+    from .fix import Mended
 
 FORMS = ("text", "github", "sarif", "json")
 GITHUB: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 SARIF: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.BLOCKED: "warning", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
 
-def text(report: Report) -> str:
-    """One finding a paragraph: place, severity, check, what happens, what mends it."""
-    lines = []
-    for f in report.findings:
-        lines.append(f"{f.place}: {LABELS[f.severity]} {f.check}: {f.what}")
-        if f.mend:
-            lines.append(f"    {f.mend}")
+def text(report: Report, mended: Sequence[Mended] = ()) -> str:
+    """One finding a paragraph: place, severity, check, what happens, what mends it. What was mended comes first, with the places it had before."""
+    done = [_paragraph(f, "mended", f"{_changed(f, m.name)}.") for m in mended for f in m.applied]
+    lines = [*done, f"{len(done)} mended; in the files as they are now:"] if mended else []
+    lines += [_paragraph(f, LABELS[f.severity], f.mend) for f in report.findings]
     lines.append(summary(report))
     return "\n".join(lines) + "\n"
+
+
+def _paragraph(finding: Finding, word: str, mend: str) -> str:
+    """Names and values of a file may hold anything: none of it ends a line or reaches the terminal as a command."""
+    head = one_line(f"{finding.place}: {word} {finding.check}: {finding.what}", 2000)
+    return f"{head}\n    {one_line(mend, 2000)}" if mend else head
+
+
+def _changed(finding: Finding, file: str) -> str:
+    """``removed zero_optimization.offload_param, lr is now 0.001``."""
+    said = []
+    for c in finding.changes:
+        key = ".".join(str(p) for p in c.path)
+        if c.file == file:
+            said.append(
+                f"removed {key}" if c.remove else f"{key} is now {'called ' + c.rename if c.rename else json.dumps(c.value, default=str)}"
+            )
+    return ", ".join(said)
 
 
 def summary(report: Report) -> str:
@@ -47,7 +67,8 @@ def github(report: Report) -> str:
 
 
 def _data(message: str) -> str:
-    return message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    kept = "".join(c for c in message if c.isprintable() or c in "\r\n")
+    return kept.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(value: str) -> str:
@@ -79,13 +100,16 @@ def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
     }
 
 
-def render(report: Report, form: str) -> str:
-    """The report in one of `FORMS`."""
+def render(report: Report, form: str, mended: Sequence[Mended] = ()) -> str:
+    """The report in one of `FORMS`. `mended` are files that were written before the report was made: text and JSON say what was mended in them."""
     if form == "github":
         return github(report)
     if form == "text":
-        return text(report)
-    return json.dumps(sarif(report) if form == "sarif" else report.to_dict(), indent=2) + "\n"
+        return text(report, mended)
+    if form == "sarif":
+        return json.dumps(sarif(report), indent=2) + "\n"
+    done = [f.to_dict() | {"changed": _changed(f, m.name)} for m in mended for f in m.applied]
+    return json.dumps(report.to_dict() | ({"mended": done} if mended else {}), indent=2) + "\n"
 
 
 def listing() -> Iterable[tuple[str, str, str]]:

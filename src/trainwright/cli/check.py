@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import SpecError, unknown
+from ..errors import SpecError, one_line, unknown
 
 if TYPE_CHECKING:
+    from ..check.fix import Mended
     from ..check.run import Report
 
 
@@ -50,17 +51,20 @@ def check(
     if not files:
         raise SpecError("which files? none are named", "check", ["trainwright check ds_config.json"])
     texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files}
-    report = checked(texts, launch=launch, model=model, on=on, ignore=ignore or ())
-    sys.stdout.write(render(report, form))
-    if fix:
-        _fix(report, list(texts), output, force)
-    elif output:
+    if output and not fix:
         raise SpecError("is for --fix", "--output")
+    judge = lambda those: checked(those, launch=launch, model=model, on=on, ignore=ignore or ())  # noqa: E731
+    report, mended = judge(texts), []
+    if fix:
+        mended = _fix(report, list(texts), output, force)
+        now = texts | {m.name: m.text for m in mended}
+        report = judge(dict(zip([output], now.values())) if output else now)  # as the files are now
+    sys.stdout.write(render(report, form, mended))
     return 1 if report.has_errors else 0
 
 
-def _fix(report: Report, names: list[str], output: str, force: bool) -> None:
-    """Writes every file that changes; what could not be changed is said on stderr."""
+def _fix(report: Report, names: list[str], output: str, force: bool) -> list[Mended]:
+    """Writes every file that changes, and gives those back; what could not be changed is said on stderr."""
     from ..check.fix import mend
     from ..check.read import read_document
     from .output import write_text
@@ -70,16 +74,16 @@ def _fix(report: Report, names: list[str], output: str, force: bool) -> None:
     if output and Path(output).exists() and not force and Path(output).resolve() != Path(names[0]).resolve():
         raise SpecError("exists already", output, ["--force", "another name"])
     heads = {r.document.name: r.document for r in report.setup.readings if r.document.parent is None and r.document.name in names}
-    for name, document in heads.items():
-        mended = mend(document, report.findings, read_document)
-        for finding, reason in zip(mended.left, mended.reasons, strict=True):
-            print(f"{finding.place}: {finding.check} is left: {reason}", file=sys.stderr)
-        if mended.text == document.text and not output:
-            continue
-        if name == "stdin" and not output:
-            raise SpecError("standard input has no file to mend", "--fix", ["-o FILE"])
-        target = write_text(output or name, mended.text)
-        print(f"wrote {target}: {len(mended.applied)} mended", file=sys.stderr)
+    every = [mend(document, report.findings, read_document) for document in heads.values()]
+    changed = [m for m in every if output or m.text != heads[m.name].text]
+    if not output and any(m.name == "stdin" for m in changed):
+        raise SpecError("standard input has no file to mend", "--fix", ["-o FILE"])
+    for m in every:
+        for finding, reason in zip(m.left, m.reasons, strict=True):
+            print(one_line(f"{finding.place}: {finding.check} is left: {reason}", 2000), file=sys.stderr)
+    for m in changed:
+        print(one_line(f"wrote {write_text(output or m.name, m.text)}: {len(m.applied)} mended"), file=sys.stderr)
+    return changed
 
 
 def _about(name: str) -> int:

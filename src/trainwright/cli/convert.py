@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import one_line
+
 if TYPE_CHECKING:
     from ..check.convert import Conversion
 
@@ -57,10 +59,10 @@ def _show(found: Conversion, paths: list[Path]) -> None:
 
     screen = console()
     for name, form in found.formats.items():
-        screen.print(f"read {name}: {form}", markup=False)
+        screen.print(one_line(f"read {name}: {form}"), markup=False)
     rows = [r for r in found.differing if r.kind != "not carried"]
     print_rows(
-        [{"field": r.field, "": r.kind, "before": _text(r.before), "after": _text(r.after), "why": _why(r)} for r in rows],
+        [{"field": _text(r.field), "": r.kind, "before": _text(r.before), "after": _text(r.after), "why": _why(r)} for r in rows],
         "table",
         f"What is not the same in {found.target}",
     )
@@ -68,21 +70,20 @@ def _show(found: Conversion, paths: list[Path]) -> None:
     if keys:
         screen.print(f"\nNot carried over ({KINDS['not carried']}):")
         for r in keys[:KEYS_SHOWN]:
-            screen.print(
-                f"  {r.place}  {r.field} = {_text(r.before)}" if r.before is not None else f"  {r.place}  {r.why or r.field}", markup=False
-            )
+            said = f"{r.field} = {_text(r.before)}" if r.before is not None else r.why or r.field
+            screen.print(f"  {_text(r.place)}  {one_line(said)}", markup=False)
         if len(keys) > KEYS_SHOWN:
             screen.print(f"  and {len(keys) - KEYS_SHOWN} more (--json names all)", markup=False)
     for path in paths:
-        screen.print(f"wrote {path}", markup=False)
+        screen.print(one_line(f"wrote {path}"), markup=False)
 
 
 def _why(row: Any) -> str:
-    return "; ".join(p for p in (row.why, row.place) if p)
+    return one_line("; ".join(str(p) for p in (row.why, row.place) if p))
 
 
 def _text(value: Any) -> str:
-    return "-" if value is None else " ".join(str(value).split())[:80]
+    return "-" if value is None else one_line(value, 80)
 
 
 def register(app: typer.Typer) -> None:

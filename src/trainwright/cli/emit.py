@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,8 +44,11 @@ def emit(
     """
     from ..api import emit as written
     from ..emit import Options
+    from ..emit.readme import OPEN
     from .output import console, print_json
 
+    if not output.strip():
+        raise SpecError("is empty: no folder", "--output", [". for this one"])
     options = Options()
     options = replace(
         options,
@@ -59,6 +63,8 @@ def emit(
     )
     files = written(request.document, to, options, catalog_files=request.catalog_files)
     paths = write_all(Path(output), files, force)
+    for line in (row for row in files["README.md"].splitlines() if row.startswith(OPEN)):
+        print(line, file=sys.stderr)
     if json_:
         print_json({"target": to, "folder": str(output), "files": [str(p) for p in paths]})
     else:

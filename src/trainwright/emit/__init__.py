@@ -11,25 +11,31 @@ from typing import Any
 
 from ..registry import Registry
 from ..resolve import Run
-from .base import Files, Options, Target
+from .base import Changes, Files, Options, Target
 
 TARGETS = Registry("trainwright.emit", "TARGET", "target")
 
 
-def emit(run: Run, target: str, options: Options | None = None) -> Files:
-    """{file name: text} of the target, README.md among them.
+def emit(run: Run, target: str, options: Options | None = None, chosen: Changes | None = None) -> Files:
+    """{file name: text} of the target, README.md among them, which names the fields of `chosen`: those that were open and that the target decided.
 
     Raises `SpecError` where the target cannot express the plan: it names the field and the nearest plan that it can.
     """
     from .nearest import refuse
     from .readme import readme
 
-    chosen: Target = TARGETS.get_or_raise(target, "--to")
+    writer: Target = TARGETS.get_or_raise(target, "--to")
     options = options or Options()
-    run = settled(run, chosen)
-    refuse(run, chosen)
-    files = chosen.write(run, options)
-    return {**files, "README.md": readme(run, chosen, options)}
+    run = settled(run, writer)
+    refuse(run, writer)
+    return {**writer.write(run, options), "README.md": readme(run, writer, options, chosen or {})}
+
+
+def suited(run: Run, target: str) -> tuple[Run, Changes]:
+    """The run with what its spec leaves open as the target needs it, and those fields."""
+    from .nearest import suited as nearest
+
+    return nearest(run, TARGETS.get_or_raise(target, "--to"))
 
 
 def settled(run: Run, target: Target) -> Run:
@@ -54,4 +60,4 @@ def read(files: Mapping[str, str]) -> tuple[Target, dict[str, Any]] | None:
     return None
 
 
-__all__ = ["TARGETS", "Files", "Options", "Target", "emit", "read", "settled"]
+__all__ = ["TARGETS", "Files", "Options", "Target", "emit", "read", "settled", "suited"]

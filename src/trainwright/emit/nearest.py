@@ -10,7 +10,7 @@ from ..errors import SpecError
 from ..frameworks import FRAMEWORKS
 from ..resolve import Run, resolve
 from ..spec.run import validate
-from .base import Changes, Limit, Target, get, put
+from .base import Changes, Limit, Target, dig, get, put
 from .fields import limits
 
 SECTIONS = ("training", "strategy")
@@ -33,8 +33,35 @@ def refuse(run: Run, target: Target) -> None:
         changes = differences(run, mended(run, target))
     except SpecError:
         changes = first.change(run)
-    near = ", ".join(f"{k} = {_show(v)}" for k, v in changes.items())
-    raise SpecError(f"{_show(get(run, first.field))}: {target.title} {first.why}", first.field, near)
+    near = listed(changes)
+    raise SpecError(why(run, target, first), first.field, near)
+
+
+def why(run: Run, target: Target, limit: Limit) -> str:
+    """``llama-3.1-8b: torchtitan has no flavor of this model``."""
+    return f"{_show(run.model.name if limit.field == 'model' else get(run, limit.field))}: {target.title} {limit.why}"
+
+
+def suited(run: Run, target: Target) -> tuple[Run, Changes]:
+    """The run with what its spec leaves open as the target needs it, and those fields; as it is where what the spec says had to change."""
+    said = run.spec.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    document, near = copy.deepcopy(said), run
+    chosen: Changes = {}
+    for _ in range(ROUNDS):
+        broken = refused(near, target)
+        if not broken:
+            return near, chosen
+        changes = broken[0].change(near)
+        if not changes or any(dig(said, f) is not None for f in changes):
+            break
+        chosen |= changes
+        for field, value in changes.items():
+            put(document, field, value)
+        try:
+            near = resolve(validate(document))
+        except SpecError:
+            break
+    return run, {}
 
 
 def mended(run: Run, target: Target) -> Run:
@@ -118,6 +145,11 @@ def _suit_framework(document: dict[str, Any], framework: Any, kv_heads: int) -> 
         s["sharding"] = STAGES[framework.pipeline_zero_stage]
     s["options"] = {}
     t["loss"] = str(framework.defaults.get("loss", "plain"))
+
+
+def listed(changes: Changes) -> str:
+    """``strategy.framework = megatron, strategy.tp = 2``."""
+    return ", ".join(f"{k} = {_show(v)}" for k, v in changes.items())
 
 
 def _show(found: Any) -> str:

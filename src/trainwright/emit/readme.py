@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from ..cost.estimate import evaluate
 from ..cost.table import PlanTable
 from ..units import format_bytes, format_seconds
-from .base import Options, Target, get
+from .base import Changes, Options, Target, get
 from .environment import settings
 from .fields import DEFAULTS, left
 from .megatron_model import rope
+from .nearest import listed
 
 if TYPE_CHECKING:
     from ..cost.estimate import Estimate
@@ -23,8 +24,11 @@ def expectation(run: Run) -> Estimate:
     return table.row(0, run.filled, warnings=run.warnings, assumed=run.assumed)
 
 
-def readme(run: Run, target: Target, options: Options) -> str:
-    """Markdown. Nothing in it is needed by a program."""
+OPEN = "Left open by the plan, chosen for"
+
+
+def readme(run: Run, target: Target, options: Options, chosen: Changes) -> str:
+    """Markdown. Nothing in it is needed by a program. `chosen` are fields that the plan left open and the target decided."""
     e = expectation(run)
     p = run.plan
     expect = (
@@ -50,6 +54,7 @@ def readme(run: Run, target: Target, options: Options) -> str:
         lines += ["", f"Of the plan, files of this kind do not hold the following; {options.script} has to do it:", ""]
         lines += [f"- `{f} = {get(run, f)}`" for f in undone]
     lines += ["", f"Not in the plan, chosen here: learning rate {options.learning_rate:g}, gradient norm clipped at {options.clip:g}."]
+    lines += [f"\n{OPEN} {target.title}: {listed(chosen)}."] if chosen else []
     lines += [f"\nNote: {w}." for w in run.warnings]
     if (
         target.name == "megatron"

@@ -18,7 +18,7 @@ from .environment import settings
 from .launch import Flags, Program, launched, script, world
 from .rate import torchtitan_rate
 from .shell import flags_of, number
-from .torchtitan_plan import BILLIONS, CONVERTERS, DEGREES, FLAVORS, PRESETS, SCHEDULES, is_old, sections, stage_layers
+from .torchtitan_plan import BILLIONS, CONVERTERS, DEGREES, FLAVORS, PRESETS, SCHEDULES, TOKENIZERS, is_old, sections, stage_layers
 from .torchtitan_toml import read_quantize, toml
 
 MODULE, TOML = "plan_config.py", "train.toml"
@@ -198,7 +198,17 @@ def _install(run: Run, options: Options) -> str:
     version = options.torchtitan_version
     if is_old(options):
         return f"`git clone -b v{version} https://github.com/pytorch/torchtitan`"
-    return f"`pip install torchtitan=={version}{' torchao' if run.job.precision == 'fp8' else ''}`"
+    # Run with 2.13: its FSDP refuses the parameters (spmd_types), and `torch.distributed.set_timeout`, called after the first step, is not there.
+    return f"a nightly of PyTorch (2.13 is too old for it), `pip install torchtitan=={version}{' torchao' if run.job.precision == 'fp8' else ''}`"
+
+
+def _command(run: Run, options: Options) -> str:
+    """What its preset reads has to be there too, and is of the preset's model."""
+    line = "`bash launch.sh`" + (" on every node, HEAD_NODE set to the first" if run.cluster.nodes > 1 else "")
+    if is_old(options):
+        return line
+    folder = f"assets/hf/{TOKENIZERS[FLAVORS[run.model.name][0]]}"
+    return f"{line}; it trains on C4 with the tokenizer in `{folder}`: name yours with `--dataloader.dataset` and `--hf-assets-path` in it"
 
 
 LIMITS = (
@@ -270,7 +280,7 @@ TARGET = Target(
         "strategy.layers_per_stage", "strategy.virtual_stages", "strategy.reshard_root",
     ),
     install=_install,
-    command=lambda run, options: "`bash launch.sh`" + (" on every node, HEAD_NODE set to the first" if run.cluster.nodes > 1 else ""),
+    command=_command,
     program=program,
     source="torchtitan 0.3.0 config/configs.py, config/manager.py, trainer.py, models/*/config_registry.py; 0.2.0 config/job_config.py",
 )  # fmt: skip

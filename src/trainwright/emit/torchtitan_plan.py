@@ -21,6 +21,10 @@ FLAVORS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 BILLIONS = {"llama-3.2-1b": 1.2, "llama-3.2-3b": 3.2, "llama-3.1-8b": 8.0, "llama-3.1-70b": 70.6, "llama-3.1-405b": 405.9}
 PRESETS = {"llama3": "llama3_8b", "qwen3": "qwen3_0_6b", "gpt_oss": "gpt_oss_20b", "deepseek_v3": "deepseek_v3_16b"}
+# what those presets read from assets/hf
+TOKENIZERS = {
+    "llama3": "Llama-3.1-8B", "qwen3": "Qwen3-0.6B", "gpt_oss": "gpt-oss-20b", "deepseek_v3": "deepseek-moe-16b-base",
+}  # fmt: skip
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "interleaved-zb1p": "InterleavedZeroBubble",
     "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 from ..errors import SpecError
 from .tools import MAX_CHARACTERS, TOOLS, Answer
-from .worker import DEEPEST, depth
+from .worker import DEEPEST, depth, named
 
 LIMIT_S, START_S = 120.0, 120.0
 MOST_WORKERS = 4
@@ -134,7 +134,18 @@ def server(limit_s: float = LIMIT_S) -> Any:
         finally:
             workers.close()
 
-    made = MCPServer("trainwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", lifespan=lifespan)
+    class Named(MCPServer):
+        """The names of arguments are looked at here: the package says what is missing in several lines, and drops what no tool has."""
+
+        async def call_tool(self, name: str, arguments: Answer, *more: Any, **options: Any) -> Any:
+            try:
+                for tool in (t for t in TOOLS if t.__name__ == name):
+                    named(tool, arguments)
+            except SpecError as error:
+                raise ToolError(str(error)) from None
+            return await super().call_tool(name, arguments, *more, **options)
+
+    made = Named("trainwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", lifespan=lifespan)
 
     def answering(tool: Callable[..., Answer]) -> Callable[..., Any]:
         async def call(**arguments: Any) -> Answer:

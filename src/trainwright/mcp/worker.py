@@ -12,7 +12,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO, get_type_hints
 
@@ -44,20 +44,26 @@ def depth(value: Any) -> int:
 
 def checked(tool: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments in the types of the tool's parameters. Raises `SpecError` for the first that is wrong, missing or unknown."""
-    known, hints = inspect.signature(tool).parameters, get_type_hints(tool, include_extras=True)
-    found = {}
+    named(tool, arguments)
+    hints, found = get_type_hints(tool, include_extras=True), {}
     for name, value in arguments.items():
-        if name not in known:
-            raise SpecError(f"unknown argument {name[:60]!r}", tool.__name__, nearest(name, known) or list(known))
         try:
             found[name] = TypeAdapter(hints[name]).validate_python(value)
         except ValidationError as error:
             first = error.errors()[0]
             raise SpecError(f"{one_line(repr(value), 60)}: {one_line(first['msg'], 120)}", name) from None
-    for name, parameter in known.items():
-        if name not in found and parameter.default is inspect.Parameter.empty:
-            raise SpecError("is missing", f"{tool.__name__}: {name}")
     return found
+
+
+def named(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises `SpecError` for an argument that the tool has not, and for one that it needs and is not there."""
+    known = inspect.signature(tool).parameters
+    for name in arguments:
+        if name not in known:
+            raise SpecError(f"unknown argument {name[:60]!r}", tool.__name__, nearest(name, known) or list(known))
+    for name, parameter in known.items():
+        if name not in arguments and parameter.default is inspect.Parameter.empty:
+            raise SpecError("is missing", f"{tool.__name__}: {name}")
 
 
 def answer(line: str) -> dict[str, Any]:

@@ -5,8 +5,12 @@ import os
 import tiny
 import torch
 
-tiny.accelerator_without_gpu()
-if "deepspeed" in os.environ.get("ENGINES", ""):
+engine = os.environ["ENGINES"]
+if engine == "ddp":
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+else:
+    tiny.accelerator_without_gpu()
+if engine == "deepspeed":
     tiny.without_compiled_kernels()
 from accelerate import Accelerator  # noqa: E402
 from accelerate.utils import DummyOptim  # noqa: E402

@@ -1,13 +1,17 @@
 """A user's own program on Hugging Face's Trainer: it takes the emitted arguments as they are."""
 
+import json
 import os
 import sys
+from pathlib import Path
 
 import tiny
 import torch
 
-tiny.accelerator_without_gpu()
-if "deepspeed" in os.environ.get("ENGINES", ""):
+engine = os.environ["ENGINES"]
+if engine != "ddp":
+    tiny.accelerator_without_gpu()
+if engine == "deepspeed":
     tiny.without_compiled_kernels()
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
@@ -36,7 +40,8 @@ class InOrder(Trainer):
         return loss
 
 
-(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])
+given = json.loads(Path(sys.argv[1]).read_text()) | ({"use_cpu": True} if engine == "ddp" else {})
+(arguments,) = HfArgumentParser(TrainingArguments).parse_dict(given)
 rows = [{"input_ids": row, "labels": row.clone()} for row in tiny.sequences(0, tiny.BATCH * tiny.STEPS)]
 trainer = InOrder(model=tiny.model(), args=arguments, train_dataset=rows)
 trainer.add_callback(trainer.said)

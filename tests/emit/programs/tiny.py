@@ -75,7 +75,7 @@ def options() -> dict[str, Any]:
 
 
 def accelerator_without_gpu() -> None:
-    """Accelerate has FSDP and DeepSpeed for accelerators only and runs plain DDP on a CPU. Here its ranks take themselves for GPUs that speak gloo;
+    """Accelerate has FSDP and DeepSpeed for accelerators only, and nothing but plain DDP on a CPU. Here its ranks take themselves for GPUs that speak gloo;
     the device is the CPU (ACCELERATE_TORCH_DEVICE). Everything after that is Accelerate's own."""
     from accelerate.state import DistributedType, PartialState
 

@@ -32,11 +32,13 @@ def guess(name: str, text: str) -> Syntax:
     """By the first lines where they are plain, by the ending otherwise."""
     ending = name.lower().rpartition(".")[2] if "." in name else ""
     head = text.lstrip()[:4000]
+    if ending in ("md", "markdown", "rst"):
+        return "text"  # prose about commands is no script
     if head.startswith("#!") and not re.match(r"#!.*python", head):
         return "shell"
     by_ending: dict[str, Syntax] = {
         "json": "json", "jsonc": "json", "json5": "json", "yaml": "yaml", "yml": "yaml", "toml": "toml",
-        "sh": "shell", "bash": "shell", "slurm": "shell", "sbatch": "shell", "sub": "shell", "job": "shell", "py": "text", "md": "text", "txt": "text",
+        "sh": "shell", "bash": "shell", "slurm": "shell", "sbatch": "shell", "sub": "shell", "job": "shell", "py": "text", "txt": "text",
     }  # fmt: skip
     if ending in by_ending and by_ending[ending] != "text":
         return by_ending[ending]
