@@ -37,12 +37,12 @@ def outline(
     few = replace(inner.take(first), dp_replicate=one, dp_shard=one, pp=one, virtual_stages=one)
     p = _layers(model, cluster, job, few, settings)
     whole = _spread(p, table, where, cluster)
-    shards = table.pp * table.dp_shard * table.cp * (table.tp if any(b.rows("grouped_linear") for b in model.blocks.values()) else 1)
+    owned = _owned_share(model, table) * KEEPS
     return {
         "inside": bounds(model, whole, table).makespan * KEEPS,
-        "optimizer": p.optimizer_s[where] / shards * KEEPS,
+        "optimizer": p.optimizer_s[where] * owned,
         "window": p.window_s[where] * _largest_share(model, table) / KEEPS,
-        "owned": p.owned[where] / shards * KEEPS,
+        "owned": p.owned[where] * owned,
         "jitter": jitter(whole, settings),
     }
 
@@ -64,6 +64,15 @@ def _layers(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Pla
     each = [pieces(k, *made, [*shared, *(m for m in own if m.axis == "ep")], *rest) for k, own in zip(alone, sent)]
     forward, backward, weight = (np.concatenate([getattr(p, name) for p in each]) for name in ("forward", "backward", "weight"))
     return replace(pieces(model, *made, [], *rest), forward=forward, backward=backward, weight=weight)
+
+
+def _owned_share(model: ModelSpec, table: PlanTable) -> Column:
+    """Of all parameters, what the fullest rank updates at least: the mean over ranks. With a pipeline of unlike layers or a tied table the rank with most
+    parameters may update less."""
+    experts = any(block.rows("grouped_linear") for block, _ in model.counts)
+    plain = len(model.counts) == 1 and not model.tied and not experts
+    shards = table.pp * table.dp_shard * table.cp * (table.tp if experts else 1)
+    return np.where((table.pp == 1) | plain, 1.0 / shards, 0.0)
 
 
 def _largest_share(model: ModelSpec, table: PlanTable) -> Column:
