@@ -121,7 +121,7 @@ def _fsdp2(case: Case) -> None:
         whole = case.expert_shard if experts else case.shard
         stride = case.expert_stride if experts else case.tp
         shard = np.ones_like(whole) if replicate else whole
-        across = whole * case.table.dp_replicate if replicate else case.table.dp_replicate
+        across = (case.expert_data if experts else case.data) // shard
         outer_stride = stride if replicate else stride * whole
         for layer, count, blocks in groups(case):
             everything = sum((_padded(case, case.weights(b), experts, shard) for b in blocks), np.zeros_like(shard))
