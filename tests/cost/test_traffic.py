@@ -138,13 +138,16 @@ def of_bytes(of: Any, words: str) -> int:
 def test_ddp_reduces_once_whatever_it_accumulates(sharding: str) -> None:
     one, four = (run(framework="ddp", sharding=sharding, accumulation=a) for a in (1, 4))
     assert sent(one) == sent(four)
-    assert sent(one, "dp", "all_reduce")[1] == one.model.parameters * 4
+    assert sent(one, "dp", "all_reduce")[1] == one.model.parameters * 2
     assert sent(one, "dp", "broadcast") == ((9 * LAYERS + 3, one.model.parameters * 4) if sharding == "zero1" else (0, 0))
 
 
-def test_ddp_buckets_of_25_mib() -> None:
-    whole = run(framework="ddp", sharding="none").model.parameters * 4
-    calls, size = sent(run(framework="ddp", sharding="none"), "dp", "all_reduce")
+@pytest.mark.parametrize(("autocast", "width"), [(False, 2), (True, 4)])
+def test_ddp_buckets_of_25_mib_in_the_type_of_its_weights(autocast: bool, width: int) -> None:
+    """16-bit weights beside fp32 masters have 16-bit gradients; under autocast the weights are fp32."""
+    of = run(framework="ddp", sharding="none", autocast=autocast)
+    whole = of.model.parameters * width
+    calls, size = sent(of, "dp", "all_reduce")
     assert (calls, size) == (-(-whole // (25 * 2**20)), whole)
 
 

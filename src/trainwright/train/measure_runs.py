@@ -108,7 +108,9 @@ def axes_of(trainer: Trainer) -> dict[str, tuple[str, int]]:
     the ``world``. A pipeline's channels and pairs of ranks are groups of their own, its pp."""
     ranks = trainer.ranks
     found: dict[str, tuple[str, int]] = {}
-    meshes = [ranks.mesh, ranks.shards, ranks.data]
+    meshes = [ranks.mesh, ranks.data]
+    if ranks.plan.structure.sharding in ("zero2", "zero3"):
+        meshes.append(ranks.shards)
     if ranks.spreads_experts:
         meshes += [ranks.experts, ranks.expert_data]
     for mesh in meshes:

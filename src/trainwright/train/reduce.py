@@ -39,12 +39,12 @@ class Sums:
     def __call__(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         return Summed.apply(weight, name, self)
 
-    def take(self, name: str, gradient: torch.Tensor) -> torch.Tensor | None:
-        """This pass's gradient -> that of all passes and ranks, None where more passes are to come."""
+    def take(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """This pass's gradient -> that of all passes and ranks, zeros where more passes are to come: FSDP2 wants all of a group's gradients alike."""
         kept = self.kept.pop(name, None)
         if not self.turn.sums:
             self.kept[name] = gradient.float() if kept is None else kept.add_(gradient)
-            return None
+            return torch.zeros_like(gradient)
         total = gradient.contiguous() if kept is None else kept.add_(gradient).to(gradient.dtype)
         dist.all_reduce(total, group=self.group)
         return total
@@ -59,7 +59,7 @@ class Summed(torch.autograd.Function):
         return weight.view_as(weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.sums.take(ctx.name, gradient), None, None
 
 

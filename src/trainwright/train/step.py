@@ -164,7 +164,8 @@ class Trainer:
                 return self.pipeline.run_step(self.micro_batches(batch), lambda out, labels: self._pipeline_loss(out, labels, factor))
         call, part, total = self.calls[0], self.parts[0], torch.zeros((), device=self.ranks.machine.device)
         pieces = self.micro_batches(batch)
-        no_sync = dict(self.run.plan.structure.options).get("no_sync", True)
+        s = self.run.plan.structure
+        no_sync = dict(s.options).get("no_sync", True) or s.sharding == "none"  # whole gradients are held either way
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
             with contextlib.ExitStack() as around:

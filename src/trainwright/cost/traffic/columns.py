@@ -125,8 +125,10 @@ class Case:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes an element of a parameter that PyTorch owns: fp32 where the masters are, else the compute type."""
-        return 4 if self.job.precision == "fp32" or self.job.master_weights == "fp32" else self.activation_bytes
+        """Bytes an element of a trained parameter that PyTorch owns: fp32 under autocast and where the one copy is the master, else the compute type.
+        DDP's masters are copies beside 16-bit weights, but for adapters."""
+        own = self.job.master_weights == "fp32" and (self.structure.framework != "ddp" or self.lora)
+        return 4 if self.job.autocast or own else self.activation_bytes
 
     @property
     def gradient_bytes(self) -> int:

@@ -79,7 +79,7 @@ def _held_twice(case: Case) -> None:
 
 def _ddp(case: Case) -> None:
     """Buckets of 25 MiB in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every
-    tensor from its owner."""
+    tensor, as its owner has stepped it."""
     rest, experts = (case.total(case.trainable, experts=e) for e in (False, True))
     bucket = case.number("bucket_cap_mb", DDP_BUCKET_BYTES // MIB, 1) * MIB
     size = case.stored_bytes
@@ -89,6 +89,7 @@ def _ddp(case: Case) -> None:
     case.add_in_buckets("dp", "all_reduce", "reduce", spread, bucket, 1, case.expert_data, stride, "backward", "expert gradient buckets")
     if case.structure.sharding != "zero1":
         return
+    size = 4 if case.job.master_weights == "fp32" else size  # the optimizer steps the masters
     for block, count in case.stage.blocks(case.model):
         for w in case.trainable(block):
             what = f"updated tensors of {' x '.join(str(d) for d in w.shape)}"
@@ -120,7 +121,7 @@ def _fsdp2(case: Case) -> None:
         whole = case.expert_shard if experts else case.shard
         stride = case.expert_stride if experts else case.tp
         shard = np.ones_like(whole) if replicate else whole
-        across = whole * case.table.dp_replicate if replicate else case.table.dp_replicate
+        across = (case.expert_data if experts else case.data) // shard
         outer_stride = stride if replicate else stride * whole
         for layer, count, blocks in groups(case):
             everything = sum((_padded(case, case.weights(b), experts, shard) for b in blocks), np.zeros_like(shard))

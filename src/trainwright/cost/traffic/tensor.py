@@ -88,7 +88,7 @@ def _names(ops: Iterable[Op]) -> str:
 
 def _embedding(case: Case, block: Block, count: IntColumn) -> None:
     """Rows of a table that is split by vocabulary: a partial sum. The position table is split with sequence parallelism only, and read
-    once a batch."""
+    once a batch where no packed documents give each sequence positions of its own."""
     for op in block.rows("embedding"):
         table = op.weights[0]
         if table.tp_dim is None or (table.tp_needs_sp and not case.sequence_parallel):
@@ -96,7 +96,7 @@ def _embedding(case: Case, block: Block, count: IntColumn) -> None:
         if table.tp_needs_sp:
             if case.structure.framework in ("megatron", "deepspeed"):
                 continue  # Megatron keeps the position table whole on every rank
-            tokens = case.tokens // case.table.micro_batch_size
+            tokens = case.tokens if case.job.packing else case.tokens // case.table.micro_batch_size
         else:
             tokens = case.tokens
         size = tokens * op.width * case.activation_bytes
