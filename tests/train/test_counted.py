@@ -50,9 +50,8 @@ GATE = (
     "gpt, hsdp 2x2",
     "dualpipe, two ranks",
     "allgather, recompute full",
-    "ring, bf16",
+    "experts, sp 2, dp 2, ep 2",
 )
-GATE += ("experts, hsdp 2x2, ep 2", "experts, sp 2, dp 2, ep 2", "gpt, zero2, Muon", "interleaved-1f1b, experts")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in GATE else pytest.mark.slow) for c in CASES])
