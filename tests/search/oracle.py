@@ -40,6 +40,16 @@ def facts(case: Case) -> dict[str, int]:
     }
 
 
+def splits(p: ParallelPlan) -> int:
+    """Ranks over which a framework can shard states."""
+    return p.dp_shard * (1 if p.structure.framework == "ddp" else p.cp)
+
+
+def alone(framework: str) -> tuple[str, ...]:
+    """What a single rank may be told: DeepSpeed moves the optimizer to the host from ZeRO-1 on."""
+    return ("none", "zero1") if framework == "deepspeed" else ("none",)
+
+
 def tp_heads(case: Case, p: ParallelPlan) -> bool:
     return facts(case)["heads"] % p.tp == 0
 
@@ -180,7 +190,7 @@ ORACLE: dict[str, Callable[[Case, ParallelPlan], bool]] = {
     "micro-batches fill the pipeline": lambda c, p: p.pp == 1 or p.accumulation >= p.pp,
     "virtual stages make stages smaller": smaller,
     "sequence parallelism needs tp": lambda c, p: p.tp > 1 or not p.structure.sequence_parallel,
-    "sharding has ranks to split over": lambda c, p: p.structure.sharding == "none" or p.dp_shard > 1,
+    "sharding has ranks to split over": lambda c, p: p.structure.sharding in alone(p.structure.framework) or splits(p) > 1,
     "offload suits the ZeRO stage": offload_stage,
     "async_tp needs tp": lambda c, p: p.tp > 1 or not p.structure.async_tp,
     "recompute_modules need selective": lambda c, p: not p.structure.recompute_modules or p.structure.recompute == "selective",

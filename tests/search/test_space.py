@@ -21,7 +21,7 @@ from trainwright.spec.plan import NUMBERS, ParallelPlan, Structure
 from trainwright.spec.run import StrategySection
 
 from .cases import MIXTURE, TINY, case, strategy
-from .oracle import facts
+from .oracle import alone, facts
 
 PAIR = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -44,7 +44,10 @@ def every_plan(found: Case, framework: str) -> Iterator[ParallelPlan]:
             numbers["accumulation"] = max(1, batch // (replicate * shard) // micro)
             for ep, etp in product(whole(experts) if experts and "ep" in f.axes else [1], whole(tp) if experts else [1]):
                 for schedule, virtual in pipelines(f.schedules, pp, layers):
-                    for sharding in ["none"] if shard == 1 else [s for s in f.shardings if s != "none"]:
+                    whole_copies = shard == 1
+                    cut = shard > 1 or (cp > 1 and framework != "ddp")
+                    some = [s for s in f.shardings if s != "none"] if cut else list(alone(framework)[1:])
+                    for sharding in ["none"] * whole_copies + some:
                         for parallel in [False] if tp == 1 else [True, False]:
                             structure = Structure(framework, sharding=sharding, schedule=schedule, sequence_parallel=parallel)
                             for recompute, offload in product(("none", "selective", "full"), f.offloads):

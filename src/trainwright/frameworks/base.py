@@ -132,6 +132,8 @@ class Framework:
     offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks
     even_stages: bool = False  # every pipeline stage gets the same number of layers where that divides
+    shards_over_cp: bool = True  # states are cut over context parallel ranks as well
+    zero_to_offload: bool = False  # the optimizer moves to the host from ZeRO stage 1 on, on a single rank too
     pipeline_zero_stage: int = 3  # the highest ZeRO stage that runs together with pipeline stages
     memory: MemoryRules = field(default_factory=MemoryRules)
     time: TimeRules = field(default_factory=TimeRules)

@@ -18,6 +18,7 @@ FRAMEWORK = Framework(
     shardings=("none", "zero1", "zero2", "zero3"),
     schedules=("1f1b",),
     defaults={"sharding": "zero3", "gradient_dtype": "bf16", "master_weights": "fp32", "loss": "plain"},
+    zero_to_offload=True,
     offloads=("none", "optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme", "activations-cpu"),  # ZeRO-Offload, ZeRO-Infinity
     pipeline_zero_stage=1,  # PipelineEngine: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
     memory=MemoryRules(

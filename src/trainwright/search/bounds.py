@@ -149,10 +149,10 @@ def least_moved_bytes(case: Case, table: PlanTable) -> Column:
         return found
     some = np.flatnonzero(moved)
     found[some] = saved_by_layer(case.model, case.cluster, case.job, table.take(some)).min(axis=0)
+    fewest = place_of(case, table, -1).layers  # no rank has fewer, the one whose memory counts neither
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
-            layers = np.ceil(case.layers / table.pp[rows])  # some rank has so many
-            found[rows] *= groups(structure, layers)
+            found[rows] *= groups(structure, fewest[rows])
     return found
 
 

@@ -44,7 +44,10 @@ def unsharded_says(case: Case, p: ParallelPlan) -> str:
 
 
 def nothing_to_shard(case: Case, s: Structure, t: PlanTable) -> Mask:
-    return (t.dp_shard > 1) | (s.sharding == "none")
+    """A single rank has ZeRO-1 where its optimizer may only move to the host with that."""
+    framework = case.framework(s)
+    alone = s.sharding == "none" or (framework.zero_to_offload and s.sharding == "zero1")
+    return (t.dp_shard * (t.cp if framework.shards_over_cp else 1) > 1) | alone
 
 
 def nothing_says(case: Case, p: ParallelPlan) -> str:

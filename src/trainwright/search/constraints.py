@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sharding has ranks to split over",
-        ("sharding", "dp_shard"),
+        ("sharding", "dp_shard", "cp"),
         ("sharding",),
         choices.nothing_to_shard,
         choices.nothing_says,

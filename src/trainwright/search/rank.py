@@ -111,7 +111,7 @@ def rank(
 ) -> Ranking:
     """The ranking alone; advice is given up where it leaves nothing."""
     parts = []
-    for gpus in gpu_counts(cluster, options):
+    for gpus in gpu_counts(cluster, options, job.global_batch_size):
         size = resized(cluster, gpus) if gpus != cluster.gpus else cluster
         parts.append(_one_size(Case(model, size, job), strategy, options, pricing(model, size, job)))
     found = _merge(parts, options)
@@ -120,18 +120,20 @@ def rank(
     return found
 
 
-def gpu_counts(cluster: ClusterSpec, options: SearchOptions) -> list[int]:
-    """How many GPUs to try: all; with `max_gpus` the most whole nodes that it allows, and the halves of the largest power of two of nodes below."""
+def gpu_counts(cluster: ClusterSpec, options: SearchOptions, batch: int = 0) -> list[int]:
+    """How many GPUs to try: all; with `max_gpus` the most whole nodes that it allows, the most that divide the batch, and the halves of the largest power
+    of two of nodes below."""
     if options.max_gpus is None or (options.max_gpus >= cluster.gpus and options.objective == "time"):
         return [cluster.gpus]
     most = min(options.max_gpus, cluster.gpus)
     node = cluster.gpus_per_node
-    if most <= node:
-        return sorted({most, *(2**k for k in range(most.bit_length()) if 2**k <= most)}, reverse=True)
-    nodes = most // node
-    powers = [2**k for k in range(nodes.bit_length())]
-    counts = sorted({nodes, *powers}, reverse=True)
-    return [n * node for n in (counts if options.objective != "time" else counts[:2])]
+    unit = 1 if most <= node else node
+    units = most // unit
+    powers = [2**k for k in range(units.bit_length())]
+    even = max((n for n in range(1, units + 1) if batch % (n * unit) == 0), default=units) if batch else units
+    counts = sorted({units, *powers}, reverse=True)
+    chosen = counts if options.objective != "time" or unit == 1 else counts[:2]
+    return sorted({n * unit for n in (*chosen, even)}, reverse=True)
 
 
 def _check(options: SearchOptions, cluster: ClusterSpec, job: TrainingJob) -> None:

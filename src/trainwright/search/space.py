@@ -2,8 +2,8 @@
 
 The space is the product of (dp_replicate, dp_shard, tp, pp, cp) over all ordered ways to write the GPU count as a product of five, micro-batch sizes that
 divide a replica's share of the batch, schedules with their virtual stages, expert parallelism, sharding, sequence parallelism, recompute and offload. What
-would say the same run twice is counted once: no schedule and one virtual stage without a pipeline, no sequence parallelism without tp, sharding none exactly
-where dp_shard is 1.
+would say the same run twice is counted once: no schedule and one virtual stage without a pipeline, no sequence parallelism without tp, sharding none only
+where dp_shard is 1, and sharding only where there are ranks to shard over (context parallel ones among them).
 
 Plans are made level by level. A rule is applied at the first level at which all that it reads is chosen, and is credited with every plan that the row it
 removed would have become; so ``searched == sum(removed.values()) + what is left``. Recompute and offload stay open (`Space.recomputes`, `Space.offloads`):
@@ -231,7 +231,7 @@ class _Enumeration:
             "micro_batch": lookup(dp, lambda d: len(self._micro_batch_sizes(d))),
             "experts": lookup(c["tp"], lambda t: len(self._expert_choices(t)[0])),
             "pipeline": lookup(c["pp"], lambda p: len(self._pipeline_choices(p)[0])),
-            "sharding": lookup(c["dp_shard"], lambda d: len(self._sharding_choices(d))),
+            "sharding": lookup(self._splits(c), lambda d: len(self._sharding_choices(d))),
             "sequence": lookup(c["tp"], lambda t: len(self._sequence_choices(t))),
         }
 
@@ -284,14 +284,19 @@ class _Enumeration:
     def sharding_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.shardings, "none")))
 
-    def _sharding_choices(self, dp_shard: int) -> list[int]:
+    def _splits(self, c: dict[str, IntColumn]) -> IntColumn:
+        """0: states have nothing to be split over; 1: context parallel ranks, which may hold whole copies as well; 2: ranks that exist to shard."""
+        return np.where(c["dp_shard"] > 1, 2, np.where((c["cp"] > 1) & self.framework.shards_over_cp, 1, 0))
+
+    def _sharding_choices(self, splits: int) -> list[int]:
         if self.said.sharding:
             return [0]
         names = self.sharding_names
-        return [names.index("none")] if dp_shard == 1 else [i for i, n in enumerate(names) if n != "none"] or [0]
+        alone = ("none", "zero1") if self.framework.zero_to_offload and "zero1" in names else ("none",)
+        return [i for i, n in enumerate(names) if (n in alone, True, n != "none")[splits]] or [0]
 
     def _sharding(self, grid: Grid) -> None:
-        counts, values = choices(grid.columns["dp_shard"], lambda d: [self._sharding_choices(d)])
+        counts, values = choices(self._splits(grid.columns), lambda d: [self._sharding_choices(d)])
         grid.expand("sharding", counts, {"sharding": values[0]})
 
     def _sequence_choices(self, tp: int) -> list[int]:
