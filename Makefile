@@ -13,7 +13,7 @@ plan: $(VENV)/core
 
 # Two jobs side by side: ranks of a training test wait for each other most of the time, the rest keeps the other cores busy.
 test: $(VENV)/dev
-	$(MAKE) -j 2 --output-sync=line checks train
+	$(MAKE) -j 2 checks train
 
 checks: $(VENV)/dev
 	$(MAKE) lint

@@ -93,6 +93,9 @@ def check_fixed(case: Case, strategy: StrategySection, structure: Structure) -> 
     if gpus % product:
         said = " x ".join(f"{n} {getattr(strategy, n)}" for n in degrees)
         raise SpecError(f"{said} = {product:,} does not divide {gpus:,} GPUs", f"strategy.{degrees[-1]}")
+    parts = (strategy.dp_replicate or 1) * (strategy.dp_shard or 1)
+    if strategy.dp is not None and strategy.dp % parts:
+        raise SpecError(f"dp {strategy.dp} is no multiple of dp_replicate x dp_shard = {parts}", "strategy.dp", [parts])
     _check_batch(case, strategy)
     plan = _plan_of(case, strategy, structure)
     said_fields = fixed_fields(strategy) | ({"dp_replicate", "dp_shard"} if strategy.dp is not None else set())
