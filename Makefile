@@ -2,26 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# cores that are left beside the training tests, at least one
-SPARE := $(shell $(PYTHON) -c "import os; print(max((os.cpu_count() or 2) - 1, 1))")
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: plan test checks train lint docs wheel validation bench clean
+.PHONY: plan test lint docs wheel validation bench clean
 
 plan: $(VENV)/core
 	$(BIN)/trainwright plan llama-3.1-70b --on 64xH100 -o plan.toml
 
-# Two jobs side by side: ranks of a training test wait for each other most of the time, the rest keeps the other cores busy.
 test: $(VENV)/dev
-	$(MAKE) -j 2 checks train
-
-checks: $(VENV)/dev
 	$(MAKE) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(SPARE) --ignore tests/train
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore tests/train
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train  # one process: its ranks fill the machine
 	$(MAKE) wheel
-
-train: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider tests/train
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

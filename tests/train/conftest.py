@@ -70,6 +70,12 @@ NOT_IN_THE_GATE = (
     *(f"test_resident_bytes_are_the_plans[{name}" for name in ("hsdp", "zero3 x pp", "zero3, bf16")),
     "test_tensor_parallelism_needs_a_plan_and_forward_must_give_logits",
     "test_every_schedule_on_two_ranks[dualpipe-v",
+    "test_recomputed[full-ring",
+    "test_a_checkpoint_goes_on_in_its_layout_to_the_bit_and_in_another",
+    *(f"test_no_token_is_dropped[{name}" for name in ("zero3 4, ep 2", "recomputed", "ddp 4, ep 2")),
+    "test_resident_bytes_are_the_plans[zero3 x sp",
+    *(f"test_gpt[{name}" for name in ("zero3, recompute attention", "zero3, recompute selective")),
+    "test_estimate_and_pytorch_agree[pipeline 1F1B",
     "test_deepspeed.py::test_a_killed",
 )
 
