@@ -165,6 +165,8 @@ def test_gpu_counts() -> None:
     assert gpu_counts(cluster(64), SearchOptions(max_gpus=61)) == [56, 32]
     assert gpu_counts(cluster(64), SearchOptions(max_gpus=61, objective="cost")) == [56, 32, 16, 8]
     assert gpu_counts(cluster(64), SearchOptions(max_gpus=5, objective="cost")) == [5, 4, 2, 1]
+    assert gpu_counts(cluster(64), SearchOptions(max_gpus=7), 384) == [7, 6, 4, 2, 1]  # 6 divide the batch
+    assert gpu_counts(cluster(64), SearchOptions(max_gpus=56), 384) == [56, 48, 32]
     assert resized(cluster(64), 56).nodes == 7
     assert resized(cluster(64), 5).gpus == 5
 

@@ -112,6 +112,23 @@ def test_the_best_are_the_best_of_everything(name: str) -> None:
     assert (shown <= exact[: len(shown)] * (1 + 1e-9)).all()  # plain twins, which the space leaves out, may come before
 
 
+@pytest.mark.parametrize(
+    ("framework", "gpus", "training", "said"),
+    [
+        ("megatron", "8xH100", {"seq_len": 131072, "global_batch_size": 1}, {"sharding": "zero1"}),  # over context parallel ranks alone
+        ("deepspeed", "1xH100", {"seq_len": 512, "global_batch_size": 12}, {"sharding": "zero1", "offload": "optimizer-cpu"}),
+    ],
+)
+def test_no_said_field_finds_a_better_plan(framework: str, gpus: str, training: dict[str, object], said: dict[str, object]) -> None:
+    best = []
+    for more in ({}, said):
+        task = resolve_task(
+            load({"model": "llama-3.1-8b", "cluster": gpus, "training": training, "strategy": {"framework": framework, **more}})
+        )
+        best.append(search(task.model, task.cluster, task.job, task.spec.strategy, SearchOptions(tie=0.0)).step_s[0])
+    assert best[0] <= best[1] * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_the_screen_never_exceeds_the_exact_time(name: str) -> None:
     task, _, _ = prepared(name)
