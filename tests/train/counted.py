@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -25,9 +26,9 @@ from trainwright.measure.real import message_rows
 from trainwright.resolve import Run
 from trainwright.train.caches import forget_world
 from trainwright.train.device import Machine
+from trainwright.train.dry import hook_without_data
 from trainwright.train.measure_runs import sent
 from trainwright.train.mesh import ranks_of
-from trainwright.train.program import Buckets
 from trainwright.train.settings import Settings
 from trainwright.train.step import Trainer
 
@@ -51,18 +52,6 @@ def world(size: int, rank: int) -> Iterator[None]:
         forget_world()
 
 
-def reduce_in_python(ddp: Any) -> None:
-    def reduced(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        dist.all_reduce(bucket.buffer(), group=ddp.process_group)
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    reduced.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    ddp.register_comm_hook(None, reduced)
-    ddp.reducer = Buckets(ddp.reducer)
-
-
 def sent_by(run: Run, rank: int, documents: bool) -> list[list[Any]]:
     """What `measure_runs.sent` says of the first rank of stage `rank`."""
     gpus = run.plan.gpus
@@ -70,7 +59,7 @@ def sent_by(run: Run, rank: int, documents: bool) -> list[list[Any]]:
         trainer = Trainer(run, Settings(steps=3, warmup_steps=0), ranks_of(run.plan, Machine("cpu", "fake")))
         wrapped = [call for call in trainer.calls if isinstance(call, nn.parallel.DistributedDataParallel)]
         for call in wrapped:
-            reduce_in_python(call)
+            hook_without_data(call, partial(dist.all_reduce, group=call.process_group))
         made = (packed if documents else batch)(0, *trainer.ranks.replica)
         if wrapped and run.plan.accumulation == 1:
             trainer.step(made)  # a static DDP tells its ranks in its first step which weights are used

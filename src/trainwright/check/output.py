@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import one_line
@@ -110,8 +110,3 @@ def render(report: Report, form: str, mended: Sequence[Mended] = ()) -> str:
         return json.dumps(sarif(report), indent=2) + "\n"
     done = [f.to_dict() | {"changed": _changed(f, m.name)} for m in mended for f in m.applied]
     return json.dumps(report.to_dict() | ({"mended": done} if mended else {}), indent=2) + "\n"
-
-
-def listing() -> Iterable[tuple[str, str, str]]:
-    """(id, title, severity) of every check, in order."""
-    return ((c.name, c.title, c.severity) for _, c in sorted(CHECKS.items()))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..frameworks import FRAMEWORKS
 from ..spec.blocks import Block
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
@@ -42,7 +43,8 @@ def owned_parameters(
 ) -> Column:
     """Parameters that one rank updates: its layers and ends, over the ranks that share their optimizer state. `layers` [kinds, plans], `ends` [2, plans]."""
     sharded = structure.sharding != "none"
-    shard = (table.dp_shard * table.cp).astype(float) if sharded else np.ones(len(table))
+    over = table.dp_shard * (table.cp if FRAMEWORKS[structure.framework].shards_over_cp else 1)
+    shard = over.astype(float) if sharded else np.ones(len(table))
     if job.method != "full":
         return lora_parameters(model, job) / (table.tp * table.pp) / shard
     dense = experts = np.zeros(len(table))

@@ -133,7 +133,8 @@ class Framework:
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks
     even_stages: bool = False  # every pipeline stage gets the same number of layers where that divides
     shards_over_cp: bool = True  # states are cut over context parallel ranks as well
-    zero_to_offload: bool = False  # the optimizer moves to the host from ZeRO stage 1 on, on a single rank too
+    # the least ZeRO stage at which an offload has an effect, on a single rank too; 0 where it is not named
+    offload_stages: dict[str, int] = field(default_factory=lambda: {"params-cpu": 2, "params-nvme": 2})
     pipeline_zero_stage: int = 3  # the highest ZeRO stage that runs together with pipeline stages
     memory: MemoryRules = field(default_factory=MemoryRules)
     time: TimeRules = field(default_factory=TimeRules)

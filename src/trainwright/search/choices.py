@@ -46,7 +46,7 @@ def unsharded_says(case: Case, p: ParallelPlan) -> str:
 def nothing_to_shard(case: Case, s: Structure, t: PlanTable) -> Mask:
     """A single rank has ZeRO-1 where its optimizer may only move to the host with that."""
     framework = case.framework(s)
-    alone = s.sharding == "none" or (framework.zero_to_offload and s.sharding == "zero1")
+    alone = s.sharding == "none" or (s.sharding == "zero1" and bool(framework.offload_stages.get("optimizer-cpu")))
     return (t.dp_shard * (t.cp if framework.shards_over_cp else 1) > 1) | alone
 
 
@@ -81,19 +81,13 @@ def offload_says(case: Case, p: ParallelPlan) -> str:
     return f"{framework.title} cannot offload {p.structure.offload}; it can {', '.join(framework.offloads)}"
 
 
-def _least_stage_for_offload(s: Structure) -> int:
-    """The ZeRO stage below which the setting has no effect or is refused."""
-    if s.framework == "deepspeed":
-        return {"optimizer-cpu": 1, "params-cpu": 3, "optimizer-nvme": 3, "params-nvme": 3}.get(s.offload, 0)
-    return 2 if s.offload.startswith("params") else 0
-
-
 def offload_stage(case: Case, s: Structure, t: PlanTable) -> Mask:
-    return every(t, _stage_of(s) >= _least_stage_for_offload(s))
+    return every(t, _stage_of(s) >= case.framework(s).offload_stages.get(s.offload, 0))
 
 
 def offload_stage_says(case: Case, p: ParallelPlan) -> str:
-    return f"offload {p.structure.offload} works from ZeRO stage {_least_stage_for_offload(p.structure)} on, not with sharding {p.structure.sharding}"
+    least = case.framework(p.structure).offload_stages.get(p.structure.offload, 0)
+    return f"offload {p.structure.offload} works from ZeRO stage {least} on, not with sharding {p.structure.sharding}"
 
 
 def step_in_backward(case: Case, s: Structure, t: PlanTable) -> Mask:

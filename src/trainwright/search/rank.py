@@ -1,4 +1,4 @@
-"""The search: every plan screened, what does not fit dropped, the best few hundred priced exactly and ranked.
+"""The search: every plan outlined, what does not fit or cannot win dropped, the best few hundred priced exactly and ranked.
 
 The order is by the objective; plans within `SearchOptions.tie` of the best of their group count as equal, and the simpler one comes first. A plan is simpler
 when it uses fewer mechanisms (`mechanisms`), then when fewer GPUs share one copy of the model, then when it is better.

@@ -295,7 +295,7 @@ class _Enumeration:
         if self.said.sharding:
             return [0]
         names = self.sharding_names
-        alone = ("none", "zero1") if self.framework.zero_to_offload and "zero1" in names else ("none",)
+        alone = ("none", "zero1") if self.framework.offload_stages.get("optimizer-cpu") and "zero1" in names else ("none",)
         return [i for i, n in enumerate(names) if (n in alone, True, n != "none")[splits]] or [0]
 
     def _sharding(self, grid: Grid) -> None:

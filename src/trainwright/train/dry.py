@@ -116,10 +116,11 @@ class Dry(Trainer):
             p.grad = None
 
 
-def hook_without_data(ddp: Any) -> None:
-    """DDP's own reduction is C++ that reads data: buckets are answered as they are, and not rebuilt."""
+def hook_without_data(ddp: Any, reduce: Callable[[torch.Tensor], object] = lambda buffer: None) -> None:
+    """DDP's own reduction is C++ that reads data: buckets are answered as they are once `reduce` has seen them, and not rebuilt."""
 
     def answer(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        reduce(bucket.buffer())
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done

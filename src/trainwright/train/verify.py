@@ -211,9 +211,3 @@ def _machine_in(profile: str) -> Machine:
     if not gpus:
         raise SpecError("describes no machine", profile, ["trainwright calibrate -o machine.toml"])
     return Machine(gpus[0], (), {}, 0.0)
-
-
-def is_runnable(run: Run) -> bool:
-    """Whether this machine has a device for every rank."""
-    kind, most, _ = hardware()
-    return run.plan.gpus <= (most if kind == "cuda" else max(MOST_CPU_RANKS, most))

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...frameworks import FRAMEWORKS
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
@@ -109,7 +110,7 @@ def _structure_key(structure: Structure, variant: Variant) -> Structure:
 def columns_of(structure: Structure, job: TrainingJob, table: PlanTable) -> Columns:
     """What sizes are computed from. FSDP2 cuts parameters over dp_shard x cp, ZeroRedundancyOptimizer deals them over dp_shard."""
     columns = Columns.of(table, job.seq_len)
-    if structure.framework == "ddp":
+    if not FRAMEWORKS[structure.framework].shards_over_cp:
         return columns.with_(shards=table.dp_shard)
     if reduces_every_micro_batch(structure):  # pipeline stages put reduction off all the same
         several = table.accumulation > 1
