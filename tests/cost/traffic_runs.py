@@ -22,6 +22,17 @@ LLAMA = {
     "vocab_size": 32768,
     "tie_word_embeddings": False,
 }
+TINY_MOE = {
+    "model_type": "mixtral",
+    "hidden_size": 1024,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32768,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 LAYERS, HIDDEN, SEQ = 8, 1024, 2048
 
 
