@@ -1,88 +1,39 @@
-"""The ledger against measured peaks of published runs, and the properties that any plan must have."""
+"""The ledger against measured peaks of published runs, and what options change."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from ledger_runs import (
+    A100,
+    B200,
+    BLOOM,
+    DEEPSEEK_V2,
+    LINEARS,
+    LLAMA_2_7B,
+    LLAMA_70B,
+    MEGATRON,
+    QWEN_7B,
+    RTX_3090,
+    SMALL,
+    cluster,
+    job,
+    ledger,
+    peaks,
+    plan,
+)
 
 from trainwright.cost.ledger import memory_rows
 from trainwright.cost.memory import memory
-from trainwright.cost.memory_table import PARTS, STATES, MemoryTable
 from trainwright.cost.table import PlanTable
-from trainwright.frameworks import FRAMEWORKS
 from trainwright.models import build_model
-from trainwright.spec.cluster import ClusterSpec, GpuSpec
 from trainwright.spec.job import TrainingJob
-from trainwright.spec.plan import ParallelPlan, Structure
-
-LLAMA_70B = {
-    "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 12, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-}  # fmt: skip
-DEEPSEEK_V2 = {
-    "model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_hidden_layers": 4,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6,
-    "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "vocab_size": 102400, "tie_word_embeddings": False,
-}  # fmt: skip
-BLOOM = {"model_type": "bloom", "seq_length": 2048, "vocab_size": 250880, "tie_word_embeddings": True}
-QWEN_7B = {
-    "model_type": "qwen2", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 32, "vocab_size": 151936, "tie_word_embeddings": False,
-}  # fmt: skip
-LLAMA_2_7B = QWEN_7B | {"model_type": "llama", "vocab_size": 32000}
-SMALL = LLAMA_70B | {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 14,
-    "vocab_size": 32000,
-}
-SMALL_MOE = DEEPSEEK_V2 | {
-    "hidden_size": 1024, "intermediate_size": 2816, "moe_intermediate_size": 512, "num_attention_heads": 16, "num_key_value_heads": 16,
-    "n_routed_experts": 16, "num_hidden_layers": 6,
-}  # fmt: skip
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def gpu(name: str, arch: str, units: int, mib: int) -> GpuSpec:
-    return GpuSpec(
-        name, (), "NVIDIA", "SXM", arch, units, {"bf16": 1e15}, mib / 1024, mib * 2**20, "HBM", 2e12, "NVLink", 3e11, 8, 8, 200, 3e10, 400
-    )
-
-
-A100, H100 = gpu("A100-SXM-80GB", "8.0", 108, 81920), gpu("H100-SXM-80GB", "9.0", 132, 81559)
-B200, RTX_3090 = gpu("B200-SXM-180GB", "10.0", 148, 183359), gpu("RTX-3090-24GB", "8.6", 82, 24576)
-
-
-def cluster(device: GpuSpec, gpus: int = 8) -> ClusterSpec:
-    return ClusterSpec(device, max(1, gpus // 8), min(gpus, 8), 8, 25e9)
-
-
-NUMBERS = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "micro_batch_size", "accumulation")
-
-
-def plan(**given: Any) -> ParallelPlan:
-    numbers = {k: given.pop(k) for k in NUMBERS if k in given}
-    return ParallelPlan(Structure(**given), **numbers)
-
-
-def job(seq_len: int = 4096, **more: Any) -> TrainingJob:
-    return TrainingJob(seq_len, 8, **more)
-
-
-def peaks(config: dict, device: GpuSpec, work: TrainingJob, layout: ParallelPlan) -> MemoryTable:
-    return memory(build_model(config, "m"), cluster(device, layout.gpus), work, PlanTable.from_plans([layout]))
-
+from trainwright.spec.plan import ParallelPlan
 
 # ---- published peaks
 
-MEGATRON = {"framework": "megatron", "sharding": "zero1"}
 FUSED = {"loss": "fused", "gradient_dtype": "fp32"}
 
 
@@ -273,148 +224,3 @@ def test_what_something_else_holds_is_not_ours_to_use():
 def test_the_interval_holds_the_estimate():
     found = peaks(LLAMA_70B, B200, job(), plan(**MEGATRON, tp=2, dp_shard=4, sequence_parallel=True))
     assert found.extra["interval_low"][0] < found.device_bytes[0] < found.extra["interval_high"][0]
-
-
-# ---- properties
-
-FRAMEWORK = st.sampled_from(["megatron", "deepspeed", "fsdp1", "fsdp2", "ddp"])
-
-
-@st.composite
-def plans(draw: Any) -> tuple[dict, TrainingJob, ParallelPlan]:
-    framework = draw(FRAMEWORK)
-    rules = FRAMEWORKS[framework]
-    megatron = framework == "megatron"
-    moe = draw(st.booleans()) and framework != "ddp"
-    tp = draw(st.sampled_from([1, 2, 4])) if megatron else 1
-    pp = draw(st.sampled_from([1, 2, 3, 4])) if megatron and not moe else 1
-    layout = plan(
-        framework=framework,
-        sharding=draw(st.sampled_from(rules.shardings)),
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
-        attention=draw(st.sampled_from(["flash", "efficient", "eager"])),
-        sequence_parallel=tp > 1,
-        schedule=draw(st.sampled_from([s for s in rules.schedules if s in ("1f1b", "gpipe")] or ["1f1b"])),
-        compile=draw(st.booleans()),
-        dp_shard=draw(st.sampled_from([2, 4, 8])),
-        tp=tp,
-        pp=pp,
-        ep=2 if moe and megatron else 1,
-        micro_batch_size=draw(st.integers(1, 4)),
-        accumulation=draw(st.sampled_from([1, 4, 9])),
-    )
-    work = job(
-        draw(st.sampled_from([512, 1000, 2048])),
-        precision=draw(st.sampled_from(["bf16", "fp16", "fp32"])),
-        method=draw(st.sampled_from(["full", "full", "lora", "qlora"])),
-        lora_targets=LINEARS,
-        base_quantization="nf4",
-        loss=draw(st.sampled_from(["plain", "chunked", "fused", "vocab-parallel"])),
-        optimizer=draw(st.sampled_from(["adamw", "adam8bit", "sgd_momentum", "adafactor", "muon", "lion"])),
-        dropout=draw(st.sampled_from([0.0, 0.1])),
-    )
-    return (SMALL_MOE if moe else SMALL), work, layout
-
-
-def ledger(config: dict, work: TrainingJob, *layouts: ParallelPlan) -> MemoryTable:
-    table = PlanTable.from_plans(layouts)
-    return memory_rows(build_model(config, "m"), cluster(A100), work, layouts[0].structure, table)
-
-
-@settings(max_examples=60, deadline=None)
-@given(plans())
-def test_parts_sum_to_the_peak_and_terms_and_timeline_agree(case: tuple):
-    config, work, layout = case
-    found = ledger(config, work, layout)
-    assert sum(int(found.breakdown[part][0]) for part in PARTS) == found.peak_bytes[0]
-    assert sum(t.bytes for t in found.terms(0)) == found.peak_bytes[0]
-    timeline = found.timeline(0)
-    assert max(m.bytes for m in timeline) == found.peak_bytes[0]
-    assert found.moment(0) in {m.name for m in timeline}
-    for phase, column in found.phases.items():
-        assert column[0] == max(m.bytes for m in timeline if m.phase == phase)
-
-
-@settings(max_examples=60, deadline=None)
-@given(plans())
-def test_more_shards_never_mean_more_state(case: tuple):
-    config, work, layout = case
-    few, many = ledger(config, work, layout), ledger(config, work, replace(layout, dp_shard=2 * layout.dp_shard))
-    for state in STATES:
-        assert many.states[state][0] <= few.states[state][0], state
-
-
-@settings(max_examples=60, deadline=None)
-@given(plans())
-def test_a_larger_micro_batch_never_needs_less(case: tuple):
-    config, work, layout = case
-    found = ledger(config, work, *[replace(layout, micro_batch_size=m) for m in (1, 2, 3, 5, 8)])
-    assert (np.diff(found.peak_bytes) >= 0).all()
-    same_rank = np.diff(found.pipeline_rank) == 0
-    assert (np.diff(found.saved_bytes)[same_rank] > 0).all()
-    assert (np.diff(found.extra["pooled_bytes"]) >= 0).all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(plans())
-def test_recomputation_never_keeps_more(case: tuple):
-    """On one stage: `saved_bytes` are the fullest rank's, and which rank that is may change with recomputation."""
-    config, work, layout = case
-    layout = replace(layout, pp=1, virtual_stages=1)
-    structures = [replace(layout.structure, recompute=r) for r in ("full", "selective", "none")]
-    saved = [ledger(config, work, replace(layout, structure=s)).saved_bytes[0] for s in structures]
-    assert saved[0] <= saved[1] or work.method != "full"
-    assert saved[0] <= saved[2]
-
-
-@settings(max_examples=40, deadline=None)
-@given(plans())
-def test_a_row_of_a_table_is_the_row_alone(case: tuple):
-    config, work, layout = case
-    rows = [replace(layout, micro_batch_size=m, dp_shard=d) for m in (1, 3) for d in (1, 8)]
-    table = ledger(config, work, *rows)
-    for i, row in enumerate(rows):
-        alone = ledger(config, work, row)
-        assert alone.peak_bytes[0] == table.peak_bytes[i]
-        assert alone.saved_bytes[0] == table.saved_bytes[i]
-        assert {k: v[0] for k, v in alone.breakdown.items()} == {k: v[i] for k, v in table.breakdown.items()}
-        assert {k: v[0] for k, v in alone.extra.items()} == {k: v[i] for k, v in table.extra.items()}
-
-
-def test_chunks_of_a_long_table_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    rows = [plan(**MEGATRON, tp=t, pp=p, micro_batch_size=m, accumulation=8) for t in (1, 2) for p in (1, 2, 4) for m in (1, 2, 3)]
-    whole = ledger(SMALL, job(), *rows)
-    monkeypatch.setattr("trainwright.cost.ledger.engine.CHUNK", 4)
-    parts = ledger(SMALL, job(), *rows)
-    assert whole.peak_bytes.tolist() == parts.peak_bytes.tolist()
-    assert [whole.terms(i) for i in (0, 9)] == [parts.terms(i) for i in (0, 9)]
-
-
-def test_plans_that_share_a_shape_are_computed_once_and_alike():
-    """Rows that differ in depth, replicas and accumulation only share the pieces; each still equals its own row."""
-    rows = [plan(**MEGATRON, tp=2, pp=p, dp_shard=d, accumulation=a) for p in (1, 2, 3, 4) for d in (1, 2, 4, 8) for a in (2, 16)]
-    table = ledger(SMALL, job(), *rows)
-    alone = [int(ledger(SMALL, job(), row).peak_bytes[0]) for row in rows]
-    assert table.peak_bytes.tolist() == alone
-    assert len(set(alone)) > 10
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe", "dualpipe-v", "v-half", "eager-1f1b"])
-def test_every_schedule_has_an_answer(schedule: str):
-    """GPipe holds every micro-batch, 1F1B as many as there are stages; a V schedule halves what 1F1B's first rank holds."""
-    layout = plan(**MEGATRON, schedule=schedule, pp=4, virtual_stages=1, accumulation=16)
-    found = ledger(SMALL | {"num_hidden_layers": 16}, job(), layout)
-    one = ledger(SMALL | {"num_hidden_layers": 16}, job(), plan(**MEGATRON, schedule="1f1b", pp=4, accumulation=16))
-    ratio = found.breakdown["activations"][0] / one.breakdown["activations"][0]
-    low, high = {"gpipe": (3.5, 4.2), "eager-1f1b": (1.5, 1.9), "v-half": (0.6, 0.95), "dualpipe": (0.9, 1.4)}.get(schedule, (0.8, 1.3))
-    assert low < ratio < high
-
-
-def test_a_stage_of_torch_pipelining():
-    """Llama-2-7B over 4 stages, 8 micro-batches of 1,024 tokens, bf16: rank 0 peaks at 20,336,485,924 bytes (torch 2.13, fake tensors),
-    within 0.1 %.
-    """
-    layout = plan(framework="fsdp2", sharding="none", pp=4, accumulation=8)
-    found = ledger(LLAMA_2_7B, job(1024, master_weights="none", gradient_dtype="bf16"), layout)
-    assert found.peak_bytes[0] == pytest.approx(20_336_485_924, rel=1e-3)
-    assert found.pipeline_rank[0] == 0
