@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frameworks import FRAMEWORKS
+from ..schedules import SCHEDULES
 from ..sharding import SHARDINGS
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
@@ -35,7 +36,7 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     """`MemoryTable` with one row for each plan of `table`, in its order. With a `limit` a plan whose peak is above it may say less than it needs, but
     never less than the limit."""
     parts, where = [], []
-    for structure, rows in table.by_structure():
+    for structure, rows in merged(table, _replays_alike).by_structure():
         for engine, some in by_engine(model, job, structure, table, rows):
             some_limit = {"limit": limit} if limit is not None and engine is tape else {}
             parts.append(engine.memory_rows(model, cluster, job, structure, table.take(some), **some_limit))
@@ -44,6 +45,13 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
     if util.find_spec("trainwright.cost.device") is not None:
         return import_module("trainwright.cost.device").finish(model, cluster, job, table, found)
     return reserve(found)
+
+
+@lru_cache(maxsize=4096)
+def _replays_alike(s: Structure) -> Structure:
+    """Schedules that place stages alike differ in what is in flight alone, which engines look up row by row."""
+    alike = {"loop": "gpipe" if s.schedule == "gpipe" else "1f1b", "v": "zb-v", "bidirectional": "dualpipe"}
+    return replace(s, schedule=alike[SCHEDULES[s.schedule].placement])
 
 
 def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> NDArray[np.float64]:

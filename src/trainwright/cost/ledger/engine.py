@@ -4,8 +4,9 @@ the largest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from functools import reduce
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
+from ..distinct import distinct
 from ..memory_table import PARTS, PHASES, MemoryTable, concatenate
 from ..table import Column, IntColumn, PlanTable
 from .accounts import Offloaded, Rank, offload, paged
@@ -74,30 +76,58 @@ def pieces(scope: Scope) -> Pieces:
 
 
 def shared_pieces(scope: Scope) -> Pieces:
-    """`pieces`, computed once for plans that differ only in what the pieces do not depend on (pipeline depth, replicas, accumulation)."""
-    rows, inverse = distinct_shapes(scope.table)
-    if 2 * len(rows) > len(scope):
-        return pieces(scope)
-    few = pieces(replace(scope, table=scope.table.take(rows)))
-    return Pieces(scope, **{f.name: _take(getattr(few, f.name), inverse) for f in fields(Pieces) if f.name != "scope"})
+    """`pieces`, computed once for plans that differ only in what the pieces do not depend on (pipeline depth, replicas, accumulation, schedule, offload)."""
+    t = scope.table
+    first, where = distinct([t.micro_batch_size, t.tp, t.cp, t.ep, t.etp, (t.pp > 1).astype(np.int64)])
+    s = scope.structure
+    alike = replace(s, schedule="1f1b", layers_per_stage=None, offload="none", sharding=s.sharding if scope.job.method == "qlora" else "none")
+    few, places = _known(scope.model, scope.job, alike).of(replace(scope, structure=alike, table=t.take(first)))
+    return Pieces(scope, **{f.name: _take(getattr(few, f.name), places[where]) for f in fields(Pieces) if f.name != "scope"})
 
 
-def distinct_shapes(table: PlanTable) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(a row of each different shape of a rank's work, which of them each plan has)."""
-    code = (table.pp > 1).astype(np.int64)
-    for column in (table.tp, table.cp, table.ep, table.etp, table.micro_batch_size):
-        values, of_row = np.unique(column, return_inverse=True)
-        code = code * len(values) + of_row
-    _, rows, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return rows, inverse
+@dataclass
+class Known:
+    """The pieces of every shape of a rank's work that was asked for, of one model, job and structure."""
+
+    shapes: dict[tuple[int, ...], int] = field(default_factory=dict)
+    made: Pieces | None = None
+
+    def of(self, scope: Scope) -> tuple[Pieces, NDArray[np.intp]]:
+        """Pieces, and which of them are those of each plan; the plans are of different shapes."""
+        t = scope.table
+        columns = (t.micro_batch_size, t.tp, t.cp, t.ep, t.etp, t.pp > 1)
+        keys = list(zip(*(c.tolist() for c in columns)))
+        new = [i for i, key in enumerate(keys) if key not in self.shapes]
+        if self.made is None or new:
+            more = pieces(replace(scope, table=t.take(np.array(new, dtype=np.intp))))
+            self.made = more if self.made is None else _joined(self.made, more)
+            for i in new:
+                self.shapes[keys[i]] = len(self.shapes)
+        return self.made, np.array([self.shapes[key] for key in keys], dtype=np.intp)
+
+
+@lru_cache(maxsize=256)
+def _known(model: ModelSpec, job: TrainingJob, structure: Structure) -> Known:
+    return Known()
 
 
 def _take(value: Any, rows: NDArray[np.intp]) -> Any:
-    if isinstance(value, np.ndarray):
-        return value[rows]
-    if isinstance(value, dict):
-        return {k: _take(v, rows) for k, v in value.items()}
-    return type(value)(**{f.name: _take(getattr(value, f.name), rows) for f in fields(value)})
+    return _each(lambda column: column[rows], value)
+
+
+def _joined(a: Pieces, b: Pieces) -> Pieces:
+    parts = {f.name: _each(lambda *both: np.concatenate(both), getattr(a, f.name), getattr(b, f.name)) for f in fields(Pieces)[1:]}
+    return Pieces(b.scope, **parts)
+
+
+def _each(change: Callable[..., Any], *values: Any) -> Any:
+    """The same tree with every column changed."""
+    one = values[0]
+    if isinstance(one, np.ndarray):
+        return change(*values)
+    if isinstance(one, dict):
+        return {k: _each(change, *(v[k] for v in values)) for k in one}
+    return type(one)(**{f.name: _each(change, *(getattr(v, f.name) for v in values)) for f in fields(one)})
 
 
 def rank_weights(p: Pieces, slot: Slot) -> Rank:

@@ -113,10 +113,12 @@ def in_flight(scope: Scope, rank: IntColumn) -> Column:
     """Micro-batches whose activations a rank holds at most, in units of its whole share of one (chunks of an interleaved schedule count
     1/v).
     """
-    table, schedule = scope.table, scope.structure.schedule
+    table = scope.table
     held = np.ones(len(scope))
-    rows = np.flatnonzero(table.pp > 1)
-    if len(rows):
+    for structure, rows in table.by_structure():
+        schedule, rows = structure.schedule, rows[table.pp[rows] > 1]
+        if not len(rows):
+            continue
         virtual = np.maximum(table.virtual_stages[rows], 2 if schedule in (*V_SHAPED, "interleaved-zb1p") else 1)
         held[rows] = peak_in_flight(schedule, table.pp[rows], virtual, table.accumulation[rows], rank[rows])
         if schedule == "dualpipe":

@@ -43,60 +43,54 @@ class Rank:
 
 
 FORWARDS_FIRST = ("gpipe", "looped-bfs")  # every forward pass before any backward pass: the most is in flight while there are no gradients
+Entry = tuple[NDArray[np.intp], int, int, NDArray[np.float64]]  # rows, rank, repeats, held
 
 
 def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank]:
-    """The classes of ranks of all plans; classes of the same shape are one."""
+    """The classes of ranks of all plans, whose structures differ in their schedules alone; classes of the same shape are one, those without gradients of
+    earlier micro-batches last."""
     every = structure.recompute_every if structure.recompute == "full" else 1
-    found: dict[tuple[tuple[Stage, Pattern], int], list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]]] = {}
-    stages: dict[tuple[tuple[Stage, Pattern], int], Stage] = {}
-    key: IntColumn = table.pp << 20 | table.virtual_stages
-    least = 2 if structure.schedule in (*V_SHAPED, "interleaved-zb1p") else 1
-    for value in np.unique(key):
-        rows = np.flatnonzero(key == value)
-        pp, virtual = int(value >> 20), int(value & 0xFFFFF)
-        seen: Counter[tuple[Stage, Pattern]] = Counter()
-        for number, stage, shape, repeats in _stages(
-            model, structure.framework, structure.schedule, structure.layers_per_stage, pp, virtual, every
-        ):
-            same = (shape, seen[shape])  # a plan is in each group once
-            seen[shape] += 1
-            held = np.ones(len(rows))
-            if pp > 1:
-                m = table.accumulation[rows]
-                held = np.asarray(in_flight(structure.schedule, pp, max(virtual, least), m, np.full(len(rows), number)), dtype=np.float64)
-            found.setdefault(same, []).append((rows, number, repeats, np.broadcast_to(held, (len(rows),))))
-            stages[same] = stage
-    joined = [_joined(stages[same], entries, len(table)) for same, entries in found.items()]
-    if structure.schedule == "1f1b":
-        return _one_by_one(joined, table)
-    if structure.schedule not in FORWARDS_FIRST:
-        return joined
-    piped = [r for r in joined if r.stage.piped]
-    later = [replace(r, held=np.maximum(r.held - 1, 1)) if r.stage.piped else r for r in joined]
-    return later + [replace(r, fresh=True) for r in piped]
+    found: dict[tuple[Stage, Pattern, int, bool], list[Entry]] = {}
+    stages: dict[tuple[Stage, Pattern, int, bool], Stage] = {}
+    for plans, rows in table.by_structure():
+        key: IntColumn = table.pp[rows] << 20 | table.virtual_stages[rows]
+        for value in np.unique(key):
+            some, pp, virtual = rows[key == value], int(value >> 20), int(value & 0xFFFFF)
+            seen: Counter[tuple[Stage, Pattern]] = Counter()
+            for number, stage, shape, repeats in _stages(model, plans.framework, plans.schedule, plans.layers_per_stage, pp, virtual, every):
+                if structure.sharding == "zero1":  # whose states depend on all layers together
+                    shape = (stage, shape[1])
+                nth = seen[shape]  # a plan is in each group once
+                seen[shape] += 1
+                for fresh, which, held in _held(plans.schedule, pp, virtual, table.accumulation[some], number):
+                    found.setdefault((*shape, nth, fresh), []).append((some[which], number, repeats, held[which]))
+                    stages[(*shape, nth, fresh)] = stage
+    return [_joined(stages[k], entries, k[-1]) for k, entries in sorted(found.items(), key=lambda pair: pair[0][-1])]
 
 
-def _one_by_one(joined: list[Rank], table: PlanTable) -> list[Rank]:
-    """1F1B: a rank that warms up with every micro-batch of the step holds one fewer once gradients exist."""
-    found, fresh = [], []
-    for rank in joined:
-        if not rank.stage.piped:
-            found.append(rank)
-            continue
-        m = table.accumulation[rank.rows]
-        every = rank.held >= m
-        found.append(replace(rank, held=np.where(every, np.maximum(m - 1, 1), rank.held)))
-        if every.any():
-            fresh.append(replace(rank.only(every), fresh=True))
-    return found + fresh
+def _held(
+    schedule: str, pp: int, virtual: int, m: IntColumn, rank: int
+) -> list[tuple[bool, NDArray[np.bool_] | slice, NDArray[np.float64]]]:
+    """(before the first backward pass, of which plans, micro-batches that a rank holds) of one rank of a pipeline. 1F1B: a rank that warms up with every
+    micro-batch of the step holds one fewer once gradients exist."""
+    if pp == 1:
+        return [(False, slice(None), np.ones(len(m)))]
+    least = 2 if schedule in (*V_SHAPED, "interleaved-zb1p") else 1
+    found = np.asarray(in_flight(schedule, pp, max(virtual, least), m, np.full(len(m), rank)), dtype=np.float64)
+    held = np.broadcast_to(found, (len(m),))
+    if schedule in FORWARDS_FIRST:
+        return [(False, slice(None), np.maximum(held - 1, 1)), (True, slice(None), held)]
+    every = held >= m
+    if schedule != "1f1b" or not every.any():
+        return [(False, slice(None), held)]
+    return [(False, slice(None), np.where(every, np.maximum(m - 1, 1), held)), (True, every, held)]
 
 
-def _joined(stage: Stage, entries: list[tuple[NDArray[np.intp], int, int, NDArray[np.float64]]], size: int) -> Rank:
+def _joined(stage: Stage, entries: list[Entry], fresh: bool) -> Rank:
     rows = np.concatenate([e[0] for e in entries])
     order = np.argsort(rows, kind="stable")  # the order of the table, as everything else that belongs to its rows
     number, repeats = (np.concatenate([np.full(len(e[0]), e[k], dtype=np.int64) for e in entries])[order] for k in (1, 2))
-    return Rank(stage, rows[order], number, repeats, np.concatenate([e[3] for e in entries])[order])
+    return Rank(stage, rows[order], number, repeats, np.concatenate([e[3] for e in entries])[order], fresh)
 
 
 @lru_cache(maxsize=4096)
