@@ -32,20 +32,20 @@ def least_device_bytes(case: Case, table: PlanTable) -> Column:
     The largest of what a rank holds after its forward passes, at the loss, and once gradients exist. Where weights and gradients alone are too much for
     the card, activations are left out.
     """
-    found = _least(case, table, None)
+    places = places_of(case, table)
+    found = _least(case, table, places.first, None)
     rows = np.flatnonzero(found <= case.cluster.gpu.capacity_bytes)
     if len(rows):
         part = table.take(rows)
         kept = saved_by_layer(case.model, case.cluster, case.job, part)
-        found[rows] = _least(case, part, (kept, recomputed(case, part)))
+        found[rows] = _least(case, part, places.take(rows), (kept, recomputed(case, part)))
     return found
 
 
-def _least(case: Case, table: PlanTable, kept: tuple[NDArray[np.float64], Column] | None) -> Column:
-    """`least_device_bytes`; `kept`: what layers of each kind save between forward and backward, and what one saves while it is recomputed."""
+def _least(case: Case, table: PlanTable, places: Places, kept: tuple[NDArray[np.float64], Column] | None) -> Column:
+    """`least_device_bytes` of these places; `kept`: what layers of each kind save between forward and backward, and what one saves while it is recomputed."""
     found = np.zeros(len(table))
     count = np.array([n for _, n in case.model.counts], dtype=float)
-    places = [place_of(case, table, rank) for rank in (RANKS if kept is not None else RANKS[:1])]
     for structure, rows in merged(table, _unscheduled).by_structure():
         part = table.take(rows)
         mean = case.layers / part.pp  # some rank has so many layers
@@ -58,10 +58,9 @@ def _least(case: Case, table: PlanTable, kept: tuple[NDArray[np.float64], Column
         if kept is not None and structure.offload != "activations-cpu":
             each, again = kept[0][:, rows], kept[1][rows]
         saved: Column = each.min(axis=0)
-        for place in places:
-            found[rows] = np.maximum(found[rows], _of_rank(case, structure, part, place.take(rows), saved, again))
+        found[rows] = np.maximum(found[rows], _of_ranks(case, structure, part, places.take(rows), saved, again).max(axis=0))
         if kept is not None:
-            flying = np.minimum(places[0].flying, places[-1].flying)[rows]
+            flying = np.minimum(places.flying[0], places.flying[-1])[rows]
             found[rows] = np.maximum(found[rows], fullest + saved * groups(structure, np.ceil(mean)) * flying)
             # the mean over ranks, where each layer is a group
             alone = structure.recompute != "full" or structure.recompute_every <= 1
@@ -80,43 +79,48 @@ def _schedule_alone(s: Structure) -> Structure:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank of each plan's pipeline, at least: `layers` that stand there, micro-batches `flying` whose activations it holds at once (in units of all of its
-    layers; 1 where no closed form is known), `neighbors` that send to it, whether it has the head, and whether a plan has such a rank at all."""
+class Places:
+    """Ranks of each plan's pipeline, [ranks, plans], at least: `layers` that stand there, micro-batches `flying` whose activations it holds at once (in units
+    of all of its layers; 1 where no closed form is known), `neighbors` that send to it, whether it has the head, and whether a plan has such a rank at all."""
 
-    layers: Column
-    flying: Column
-    neighbors: Column
+    layers: NDArray[np.float64]
+    flying: NDArray[np.float64]
+    neighbors: NDArray[np.float64]
     head: NDArray[np.bool_]
     there: NDArray[np.bool_]
 
-    def take(self, rows: NDArray[np.intp]) -> Place:
-        return Place(self.layers[rows], self.flying[rows], self.neighbors[rows], self.head[rows], self.there[rows])
+    def take(self, rows: NDArray[np.intp]) -> Places:
+        return Places(self.layers[:, rows], self.flying[:, rows], self.neighbors[:, rows], self.head[:, rows], self.there[:, rows])
+
+    @property
+    def first(self) -> Places:
+        """The first rank alone."""
+        return Places(self.layers[:1], self.flying[:1], self.neighbors[:1], self.head[:1], self.there[:1])
 
 
-RANKS = (0, 1, -1)  # the first, the second where it is no end, the last
+RANKS = np.array([[0], [1], [-1]])  # the first, the second where it is no end, the last
+FIRST, LAST = RANKS == 0, RANKS < 0
 
 
-def place_of(case: Case, table: PlanTable, rank: int) -> Place:
-    """The first, the second or the last rank."""
+def places_of(case: Case, table: PlanTable) -> Places:
+    """The first, the second and the last rank."""
     loop = np.array([SCHEDULES[s.schedule].placement == "loop" for s in table.structures], dtype=bool)[table.structure]
     given = np.array([s.layers_per_stage is not None for s in table.structures], dtype=bool)[table.structure]
     chunk, larger = np.divmod(case.layers + 2, table.pp * table.virtual_stages)
-    more = -(-larger // table.pp) if rank == 0 else larger // table.pp  # stages one layer larger come first
-    slots = chunk * table.virtual_stages + np.where(loop, more - (rank != 1), -2)  # the ends take one each
+    more = np.where(FIRST, -(-larger // table.pp), larger // table.pp)  # stages one layer larger come first
+    slots = chunk * table.virtual_stages + np.where(loop, more - (FIRST | LAST), -2)  # the ends take one each
     layers = np.where(table.pp == 1, case.layers, np.maximum(slots, 0))
-    there = np.ones(len(table), dtype=bool) if rank == 0 else loop & (table.pp >= (3 if rank > 0 else 2))
-    return Place(
+    return Places(
         np.where(given, 0, layers).astype(float),
-        in_flight(table, rank),
-        np.where(loop & (table.pp > 1), 2.0 if rank == 1 else 1.0, 0.0),
-        (loop == (rank < 0)) if rank != 1 else np.zeros(len(table), dtype=bool),
-        there,
+        in_flight(table),
+        np.where(loop & (table.pp > 1), np.where(FIRST | LAST, 1.0, 2.0), 0.0),
+        np.where(LAST, loop, FIRST & ~loop),
+        FIRST | (loop & (table.pp >= np.where(LAST, 2, 3))),
     )
 
 
-def _of_rank(case: Case, structure: Structure, part: PlanTable, place: Place, saved: Column, again: Column) -> Column:
-    """What a rank needs when its forward passes end, and when a backward pass does. `saved`: bytes of a layer; `again`: of a layer that is recomputed."""
+def _of_ranks(case: Case, structure: Structure, part: PlanTable, place: Places, saved: Column, again: Column) -> NDArray[np.float64]:
+    """What ranks need when their forward passes end, and when a backward pass does. `saved`: bytes of a layer; `again`: of a layer that is recomputed."""
     layers, flying = place.layers, place.flying
     owned, gathered = states(case, structure, part, layers), unsharded(case, structure, part, layers)
     whole, loss = gradients(case, structure, part, layers), logits(case, structure, part)
@@ -149,7 +153,7 @@ def least_moved_bytes(case: Case, table: PlanTable) -> Column:
         return found
     some = np.flatnonzero(moved)
     found[some] = saved_by_layer(case.model, case.cluster, case.job, table.take(some)).min(axis=0)
-    fewest = place_of(case, table, -1).layers  # no rank has fewer, the one whose memory counts neither
+    fewest = places_of(case, table).layers[-1]  # no rank has fewer, the one whose memory counts neither
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
             found[rows] *= groups(structure, fewest[rows])
@@ -258,13 +262,13 @@ def recomputed(case: Case, table: PlanTable) -> Column:
     return found
 
 
-def in_flight(table: PlanTable, rank: int) -> Column:
-    """Micro-batches whose activations a rank (-1: the last) holds at once, at least, in units of all of its layers; 1 where no closed form is known."""
-    found = np.ones(len(table))
+def in_flight(table: PlanTable) -> NDArray[np.float64]:
+    """[`RANKS`, plans] micro-batches whose activations a rank holds at once, at least, in units of all of its layers; 1 where no closed form is known."""
+    found = np.ones((len(RANKS), len(table)))
     for structure, rows in merged(table, _schedule_alone).by_structure():
         schedule, pp, m = SCHEDULES[structure.schedule], table.pp[rows], table.accumulation[rows]
         if schedule.in_flight is None or not (pp > 1).any():
             continue
-        flying = schedule.in_flight(pp, m, table.virtual_stages[rows], np.minimum(rank, pp - 1) if rank >= 0 else pp - 1)
-        found[rows] = np.where(pp > 1, np.maximum(flying, 1.0), 1.0)
+        flying = schedule.in_flight(pp, m, table.virtual_stages[rows], np.where(LAST, pp - 1, np.minimum(RANKS, pp - 1)))
+        found[:, rows] = np.where(pp > 1, np.maximum(flying, 1.0), 1.0)
     return found

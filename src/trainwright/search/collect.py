@@ -34,6 +34,7 @@ NOT_FITTING = "does not fit into the GPU's memory"
 DOMINATED = "recompute or offload where the same plan fits without"
 TOO_SLOW = "slower, at best, than the plans kept"
 TWIN = 0.02  # what plain tensor parallelism may save: up to 1.2 % was seen (docs/log.md)
+AHEAD = 2**16  # plans of a level whose bounds are computed before anybody asks for them
 TIGHT = "fits only inside the memory margin"
 NO_HOST = "offload does not fit into the node's memory or disks"
 
@@ -146,14 +147,23 @@ class Collector:
         self.kept.credit(DOMINATED, dominated.sum())
         level.open[dominated] = False
         rows = np.flatnonzero(alive & level.open & (level.bound <= limit))
-        if level.offload == "activations-cpu" and len(rows):  # what it moves is dear to find out
-            outline = {name: column[rows] for name, column in level.outline.items()}
-            level.bound[rows] = np.maximum(level.bound[rows], self.pricing.at_least(outline, level.table.take(rows)))
-            rows = rows[level.bound[rows] <= limit]
-        new = rows[level.least[rows] == 0]
-        if len(new):
-            level.least[new] = self.pricing.least(level.table.take(new))
-            level.open[new] = self._may_fit(level.least[new])
+        if not (level.least[rows] == 0).any():
+            return self._inside(level, rows, limit, room)
+        new = np.flatnonzero(level.open & (level.least == 0))  # asked once: a call costs as much as some ten thousand rows
+        if len(new) > AHEAD:
+            new = rows[level.least[rows] == 0]
+        table = level.table.take(new)
+        level.least[new] = self.pricing.least(table)
+        level.open[new] = may_fit = self._may_fit(level.least[new])
+        if level.offload == "activations-cpu" and may_fit.any():  # what it moves is dear to find out
+            new, table = new[may_fit], table.take(may_fit)
+            outline = {name: column[new] for name, column in level.outline.items()}
+            level.bound[new] = np.maximum(level.bound[new], self.pricing.at_least(outline, table))
+        return self._inside(level, rows, limit, room)
+
+    def _inside(self, level: Level, rows: NDArray[np.intp], limit: float, room: float) -> NDArray[np.intp]:
+        """Those of the rows that are open, may be below the limit and may fit into the room."""
+        rows = rows[level.open[rows] & (level.bound[rows] <= limit)]
         return rows[level.least[rows] <= room * self.case.cluster.gpu.capacity_bytes]
 
     def _dominated(self, level: Level) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from .activations import BlockBytes, LossBytes, block_bytes, block_input_bytes, 
 from .detail import SAVED, LedgerDetail
 from .items import POOLS, Happening, Item, item, sum_of
 from .pytorch import accounts
-from .ranks import Slot, in_flight, slots
+from .ranks import Slot, classes, in_flight, slots
 from .scope import Scope, add_up
 from .weights import Held, held, largest_weight, nothing
 
@@ -249,61 +249,42 @@ def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, 
     )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The peak of one class of ranks, as columns: `size` is -1 where a plan has no such class."""
-
-    size: Column
-    moment: Column
-    rank: Column
-    saved: Column
-    parts: dict[str, Column]
-    states: dict[str, Column]
-    phases: dict[str, Column]
-
-
-def outcome(p: Pieces, slot: Slot, found: list[Happening], moved: Offloaded, saved: Column) -> Outcome:
-    """The largest of the moments, what it is made of, and the largest of each phase."""
-    n = len(p.scope)
-    size, moment = np.full(n, -1.0), np.zeros(n)
-    phases: dict[str, Column] = {}
-    for k, h in enumerate(found):
-        total = h.total()
-        phases[h.phase] = np.maximum(phases[h.phase], total) if h.phase in phases else total
-        moment[total > size] = k
-        size = np.maximum(size, total)
+def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
+    """`MemoryTable` of the plans of one structure: the worst moment of the worst pipeline rank of each, the earlier one of equals."""
+    n = len(table)
+    if n > CHUNK:
+        pieces_of = [table.take(np.arange(k, min(k + CHUNK, n))) for k in range(0, n, CHUNK)]
+        return concatenate([memory_rows(model, cluster, job, structure, piece) for piece in pieces_of])
+    owner, first, slot = classes(Scope(model, cluster, job, structure, table))
+    p = shared_pieces(Scope(model, cluster, job, structure, table.take(owner)))
+    found, moved, saved = happenings(p, slot, rank_weights(p, slot))
+    totals = np.array([sum_of(h.items, len(owner)) for h in found])
+    size = totals.max(axis=0)
+    worst = np.flatnonzero(size == np.maximum.reduceat(size, first)[owner])
+    worst = worst[np.searchsorted(owner[worst], np.arange(n))]
+    moment = totals[:, worst].argmax(axis=0)
     parts = {part: np.zeros(n) for part in PARTS}
-    for k, h in enumerate(found):
-        rows = moment == k
-        if rows.any():
-            for part, column in h.parts(n).items():
-                parts[part][rows] = column[rows]
+    for k in np.unique(moment):
+        for part, column in found[k].parts(len(owner)).items():
+            parts[part] = np.where(moment == k, column[worst], parts[part])
+    phases = {name: np.max([t for t, h in zip(totals, found) if h.phase == name], axis=0) for name in PHASES}
     a = moved.accounts
     owned = {"parameters": a.parameters, "master_weights": a.masters, "gradients": a.gradients, "optimizer": a.optimizer}
-    states = {part: sum_of(items, n) for part, items in owned.items()}
-    return Outcome(np.where(slot.exists > 0, size, -1.0), moment, slot.rank.astype(np.float64), np.rint(saved), parts, states, phases)
-
-
-def worse(a: Outcome, b: Outcome) -> Outcome:
-    """Each plan's larger peak; the earlier class of ranks on a tie."""
-    wins = b.size > a.size
-    if not wins.any():
-        return a
-
-    def pick(x: Column, y: Column) -> Column:
-        return np.where(wins, y, x)
-
-    def each(x: dict[str, Column], y: dict[str, Column]) -> dict[str, Column]:
-        return {k: pick(x[k], y[k]) for k in x}
-
-    return Outcome(
-        pick(a.size, b.size),
-        pick(a.moment, b.moment),
-        pick(a.rank, b.rank),
-        pick(a.saved, b.saved),
-        each(a.parts, b.parts),
-        each(a.states, b.states),
-        each(a.phases, b.phases),
+    return MemoryTable.build(
+        n,
+        {part: whole(column) for part, column in parts.items()},
+        {part: whole(sum_of(items, len(owner))[worst]) for part, items in owned.items()},
+        whole(saved[worst]),
+        {phase: whole(column[worst]) for phase, column in phases.items()},
+        detail=LedgerDetail(model, cluster, job, structure, table, replay),
+        peak_phase=PHASE_OF_MOMENT[moment],
+        peak_moment=moment,
+        moments=MOMENTS,
+        pipeline_rank=slot.rank[worst],
+        extra={
+            "offloaded_bytes": whole(np.maximum.reduceat(sum_of(moved.moved, len(owner)), first)),
+            "pooled_bytes": whole(np.maximum.reduceat(pooled(p, slot, found, moved), first)),
+        },
     )
 
 
@@ -314,39 +295,7 @@ def pooled(p: Pieces, slot: Slot, found: list[Happening], moved: Offloaded) -> C
     n = len(p.scope)
     held_at = [h.pools(n) for h in found]
     largest = add_up((np.maximum.reduce([at[pool] for at in held_at]) for pool in POOLS), n)
-    return (largest + sum_of(moved.accounts.leftovers, n) + np.rint(p.loss.stale * slot.head)) * slot.exists
-
-
-def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> MemoryTable:
-    """`MemoryTable` of the plans of one structure: the worst moment of the worst pipeline rank of each."""
-    n = len(table)
-    if n > CHUNK:
-        pieces_of = [table.take(np.arange(k, min(k + CHUNK, n))) for k in range(0, n, CHUNK)]
-        return concatenate([memory_rows(model, cluster, job, structure, piece) for piece in pieces_of])
-    scope = Scope(model, cluster, job, structure, table)
-    p = shared_pieces(scope)
-    outcomes = []
-    offloaded, reserved = np.zeros(n), np.zeros(n)
-    for slot in slots(scope):
-        found, moved, saved = happenings(p, slot, rank_weights(p, slot))
-        outcomes.append(outcome(p, slot, found, moved, saved))
-        offloaded = np.maximum(offloaded, sum_of(moved.moved, n) * slot.exists)
-        reserved = np.maximum(reserved, pooled(p, slot, found, moved))
-    worst = reduce(worse, outcomes)
-    moment = worst.moment.astype(np.int64)
-    return MemoryTable.build(
-        n,
-        {part: whole(column) for part, column in worst.parts.items()},
-        {part: whole(column) for part, column in worst.states.items()},
-        whole(worst.saved),
-        {phase: whole(worst.phases[phase]) for phase in PHASES},
-        detail=LedgerDetail(model, cluster, job, structure, table, replay),
-        peak_phase=PHASE_OF_MOMENT[moment],
-        peak_moment=moment,
-        moments=MOMENTS,
-        pipeline_rank=whole(worst.rank),
-        extra={"offloaded_bytes": whole(offloaded), "pooled_bytes": whole(reserved)},
-    )
+    return np.asarray(largest + sum_of(moved.accounts.leftovers, n) + np.rint(p.loss.stale * slot.head))
 
 
 def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> Column:
@@ -363,6 +312,6 @@ def whole(column: Column) -> IntColumn:
 
 
 def replay(scope: Scope) -> list[tuple[Slot, list[Happening]]]:
-    """Each class of ranks with its moments, for `LedgerDetail`."""
+    """Each class of ranks of one plan with its moments, for `LedgerDetail`."""
     p = pieces(scope)
     return [(slot, happenings(p, slot, rank_weights(p, slot))[0]) for slot in slots(scope)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...frameworks import FRAMEWORKS
 from ...schedules.replay import in_flight as peak_in_flight
@@ -36,13 +37,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Slot:
-    """One class of ranks for each plan, as columns; `exists` is false where a plan has fewer classes."""
+    """Classes of ranks, as columns."""
 
     rank: IntColumn
     layers: dict[str, Column]
     embedding: Column
     head: Column
-    exists: Column
+
+    def take(self, rows: NDArray[np.intp]) -> Slot:
+        return Slot(self.rank[rows], {k: c[rows] for k, c in self.layers.items()}, self.embedding[rows], self.head[rows])
 
 
 def places(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[Place]:
@@ -83,30 +86,37 @@ def _undominated(found: list[Place]) -> list[Place]:
     return [b for b in found if not any(exceeds(a, b) for a in found)]
 
 
-def slots(scope: Scope) -> list[Slot]:
-    """The classes of ranks of every plan: slot k holds each plan's k-th class."""
-    pp, virtual = scope.table.pp, scope.table.virtual_stages
-    keys = pp << 32 | virtual
-    pairs, inverse = np.unique(keys, return_inverse=True)
+def classes(scope: Scope) -> tuple[NDArray[np.intp], NDArray[np.intp], Slot]:
+    """(the plan that each class of ranks belongs to, the first class of each plan, the classes): plan after plan, and each plan's by rank."""
+    pairs, inverse = np.unique(scope.table.pp << 32 | scope.table.virtual_stages, return_inverse=True)
     lists = [places(scope.model, scope.structure, int(k >> 32), int(k & 0xFFFFFFFF)) for k in pairs]
-    names = list(scope.model.blocks)
-    made = []
-    for k in range(max(len(x) for x in lists)):
-        chosen = [x[k] if k < len(x) else x[0] for x in lists]
+    sizes = np.array([len(x) for x in lists], dtype=np.intp)
+    mine = sizes[inverse]
+    first = np.cumsum(mine) - mine
+    owner = np.repeat(np.arange(len(scope)), mine)
+    which = np.arange(len(owner)) - first[owner] + (np.cumsum(sizes) - sizes)[inverse][owner]
+    every = [place for found in lists for place in found]
 
-        def column(values: list[float]) -> Column:
-            return np.array(values, dtype=np.float64)[inverse]
+    def column(values: list[float]) -> Column:
+        return np.array(values, dtype=np.float64)[which]
 
-        made.append(
-            Slot(
-                rank=np.array([p.rank for p in chosen], dtype=np.int64)[inverse],
-                layers={name: column([float(dict(p.layers).get(name, 0)) for p in chosen]) for name in names},
-                embedding=column([float(p.embedding) for p in chosen]),
-                head=column([float(p.head) for p in chosen]),
-                exists=column([float(k < len(x)) for x in lists]),
-            )
-        )
-    return made
+    counts = [dict(p.layers) for p in every]
+    return (
+        owner,
+        first,
+        Slot(
+            rank=np.array([p.rank for p in every], dtype=np.int64)[which],
+            layers={name: column([float(c.get(name, 0)) for c in counts]) for name in scope.model.blocks},
+            embedding=column([float(p.embedding) for p in every]),
+            head=column([float(p.head) for p in every]),
+        ),
+    )
+
+
+def slots(scope: Scope) -> list[Slot]:
+    """The classes of ranks of one plan."""
+    owner, _, found = classes(scope)
+    return [found.take(np.array([k])) for k in range(len(owner))]
 
 
 def in_flight(scope: Scope, rank: IntColumn) -> Column:
