@@ -112,10 +112,10 @@ class Collector:
                 found.append(Level(r, offload, here, outlines[r], self._legal(here), bound, np.zeros(n), np.zeros(n, dtype=bool)))
         return found
 
-    def price(self, limit: float, most: int, room: float = 1.0, among: NDArray[np.bool_] | None = None) -> int:
-        """Computes the memory of open plans that may take less than `limit` seconds and need no more than `room` of the card, as far as is known: of the `most`
-        that may be fastest. Returns how many there were."""
-        ready = [(level, self._near(level, limit, room, among)) for level in self.levels]
+    def price(self, limit: float, most: int, among: NDArray[np.bool_] | None = None) -> int:
+        """Computes the memory of open plans that may take less than `limit` seconds and may fit, as far as is known: of the `most` that may be fastest. Returns
+        how many there were."""
+        ready = [(level, self._near(level, limit, among)) for level in self.levels]
         times = np.concatenate([level.bound[rows] for level, rows in ready])
         if len(times) > most:
             limit = float(np.partition(times, most - 1)[most - 1])
@@ -140,18 +140,18 @@ class Collector:
             self.kept.credit(DOMINATED, dominated)
             self.kept.credit(TOO_SLOW, level.open.sum() - dominated)
 
-    def _near(self, level: Level, limit: float, room: float, among: NDArray[np.bool_] | None) -> NDArray[np.intp]:
-        """Open rows below the limit that may fit into their room; dominated ones are dropped."""
+    def _near(self, level: Level, limit: float, among: NDArray[np.bool_] | None) -> NDArray[np.intp]:
+        """Open rows below the limit that may fit; dominated ones are dropped."""
         alive = level.open if among is None else level.open & among
         dominated = alive & self._dominated(level)
         self.kept.credit(DOMINATED, dominated.sum())
         level.open[dominated] = False
         rows = np.flatnonzero(alive & level.open & (level.bound <= limit))
-        if not (level.least[rows] == 0).any():
-            return self._inside(level, rows, limit, room)
-        new = np.flatnonzero(level.open & (level.least == 0))  # asked once: a call costs as much as some ten thousand rows
-        if len(new) > AHEAD:
-            new = rows[level.least[rows] == 0]
+        new = rows[level.least[rows] == 0]
+        if not len(new):
+            return rows
+        ahead = np.flatnonzero(level.open & (level.least == 0))  # asked once: a call costs as much as some ten thousand rows
+        new = ahead if len(ahead) <= AHEAD else new
         table = level.table.take(new)
         level.least[new] = self.pricing.least(table)
         level.open[new] = may_fit = self._may_fit(level.least[new])
@@ -159,12 +159,7 @@ class Collector:
             new, table = new[may_fit], table.take(may_fit)
             outline = {name: column[new] for name, column in level.outline.items()}
             level.bound[new] = np.maximum(level.bound[new], self.pricing.at_least(outline, table))
-        return self._inside(level, rows, limit, room)
-
-    def _inside(self, level: Level, rows: NDArray[np.intp], limit: float, room: float) -> NDArray[np.intp]:
-        """Those of the rows that are open, may be below the limit and may fit into the room."""
-        rows = rows[level.open[rows] & (level.bound[rows] <= limit)]
-        return rows[level.least[rows] <= room * self.case.cluster.gpu.capacity_bytes]
+        return rows[level.open[rows] & (level.bound[rows] <= limit)]
 
     def _dominated(self, level: Level) -> NDArray[np.bool_]:
         """Rows that fit already with no more recomputation and no more offload."""

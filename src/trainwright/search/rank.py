@@ -31,8 +31,8 @@ from .space import Space, enumerate_plans, late_rules
 OBJECTIVES = ("time", "cost", "memory")
 BREAKS_DEADLINE = "slower than the deadline"
 PROBED = 1_000  # plans of a space from which a small part is priced first
-ROOMS = (0.5, 0.7, 1.0)  # of the card, what plans need at least: the less, the surer they fit
-CHUNK = 64  # plans whose memory is computed at once, at first
+PROBE = 64  # of it
+CHUNK = 1_024  # plans whose memory is computed at once, at first
 LOOK = 16_384  # plans, the fastest by their outlines, that are looked at while nobody knows how fast those are that fit
 SAME_FAMILY = "a better plan differs in schedule, virtual stages or the split of dp only"
 BREAKS_BUDGET = "dearer than the budget"
@@ -189,24 +189,22 @@ def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pri
 def _gather(collector: Collector, found: ExactPass) -> float:
     """Collects every plan that may be shown, and returns the seconds of a step that tell which those are.
 
-    How fast the plans are that fit is found out from a small part of the space, the plans of few axes that shard most, then from those that are sure to need
-    little memory; it lowers the limit for the rest.
+    How fast the plans are that fit is found out from a small part of the space, the plans of few axes that shard most, then from the fastest; it lowers the
+    limit for the rest.
     """
     table = collector.space.table
     if len(table) >= PROBED:
-        collector.price(found.slowest, CHUNK, among=_likely(table))
+        collector.price(found.slowest, PROBE, among=_likely(table))
         found.look()
-    for room in ROOMS:
-        chunk, look = CHUNK if room < 1 else 16 * CHUNK, LOOK
-        while True:
-            limit = min(found.slowest, found.limit())
-            near = limit if np.isfinite(limit) else collector.nearest(look)
-            count = collector.price(near, chunk, room)
-            found.look()
-            done = count < chunk and near >= limit
-            if done or (room < 1 and np.isfinite(limit) and found.limit() > 0.995 * limit):
-                break
-            chunk, look = (8 * chunk, look) if count >= chunk else (chunk, 8 * look)
+    chunk, look = CHUNK, LOOK
+    while True:
+        limit = min(found.slowest, found.limit())
+        near = limit if np.isfinite(limit) else collector.nearest(look)
+        count = collector.price(near, chunk)
+        found.look()
+        if count < chunk and near >= limit:
+            break
+        chunk, look = (8 * chunk, look) if count >= chunk else (chunk, 8 * look)
     return min(found.slowest, found.limit())
 
 
