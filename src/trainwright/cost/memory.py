@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..frameworks import FRAMEWORKS
 from ..schedules import SCHEDULES
 from ..sharding import SHARDINGS
+from ..spec.blocks import Block
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
@@ -35,16 +36,33 @@ MIB = 2**20
 def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, limit: int | None = None) -> MemoryTable:
     """`MemoryTable` with one row for each plan of `table`, in its order. With a `limit` a plan whose peak is above it may say less than it needs, but
     never less than the limit."""
+    kinds = one_window(model)
     parts, where = [], []
     for structure, rows in merged(table, _replays_alike).by_structure():
-        for engine, some in by_engine(model, job, structure, table, rows):
+        for engine, some in by_engine(kinds, job, structure, table, rows):
             some_limit = {"limit": limit} if limit is not None and engine is tape else {}
-            parts.append(engine.memory_rows(model, cluster, job, structure, table.take(some), **some_limit))
+            parts.append(engine.memory_rows(kinds, cluster, job, structure, table.take(some), **some_limit))
             where.append(some)
     found = scatter(parts, where)
     if util.find_spec("trainwright.cost.device") is not None:
         return import_module("trainwright.cost.device").finish(model, cluster, job, table, found)
     return reserve(found)
+
+
+@lru_cache(maxsize=256)
+def one_window(model: ModelSpec) -> ModelSpec:
+    """The model with blocks that differ in the windows of their attention alone as one kind: how far a query looks back changes no tensor's size."""
+    first: dict[Block, str] = {}
+    for name in sorted(model.blocks, key=len):
+        first.setdefault(_unwindowed(model.blocks[name]), name)
+    names = {name: first[_unwindowed(block)] for name, block in model.blocks.items()}
+    if all(name == kind for name, kind in names.items()):
+        return model
+    return replace(model, blocks={kind: model.blocks[kind] for kind in first.values()}, layers=tuple(names[name] for name in model.layers))
+
+
+def _unwindowed(block: Block) -> Block:
+    return Block("", tuple(replace(op, window=None) for op in block.ops))
 
 
 @lru_cache(maxsize=4096)
@@ -57,14 +75,16 @@ def _replays_alike(s: Structure) -> Structure:
 def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable) -> NDArray[np.float64]:
     """[kinds, plans] bytes that the forward pass of one micro-batch leaves for backward in a layer, or in `recompute_every` layers with full recomputation, for
     each of `ModelSpec.counts`; never more than a plan's memory counts. Schedules are alike, and so are shardings."""
+    kinds = one_window(model)
     most = max((s.sharding for s in table.structures), key=lambda name: SHARDINGS[name].stage or 0, default="none")
-    found = np.zeros((len(model.counts), len(table)))
+    found = np.zeros((len(kinds.counts), len(table)))
     for structure, rows in merged(table, partial(_saves_alike, most)).by_structure():
-        for engine, some in by_engine(model, job, structure, table, rows):
+        for engine, some in by_engine(kinds, job, structure, table, rows):
             part = table.take(some)
             first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp])
-            found[:, some] = engine.saved_by_layer(model, cluster, job, structure, part.take(first))[:, where]
-    return found
+            found[:, some] = engine.saved_by_layer(kinds, cluster, job, structure, part.take(first))[:, where]
+    order = [_unwindowed(block) for block, _ in kinds.counts]
+    return found[[order.index(_unwindowed(block)) for block, _ in model.counts]]
 
 
 @lru_cache(maxsize=4096)

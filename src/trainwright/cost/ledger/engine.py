@@ -80,7 +80,9 @@ def shared_pieces(scope: Scope) -> Pieces:
     t = scope.table
     first, where = distinct([t.micro_batch_size, t.tp, t.cp, t.ep, t.etp, (t.pp > 1).astype(np.int64)])
     s = scope.structure
-    alike = replace(s, schedule="1f1b", layers_per_stage=None, offload="none", sharding=s.sharding if scope.job.method == "qlora" else "none")
+    alike = replace(
+        s, schedule="1f1b", layers_per_stage=None, offload="none", sharding=s.sharding if scope.job.method == "qlora" else "none"
+    )
     few, places = _known(scope.model, scope.job, alike).of(replace(scope, structure=alike, table=t.take(first)))
     return Pieces(scope, **{f.name: _take(getattr(few, f.name), places[where]) for f in fields(Pieces) if f.name != "scope"})
 

@@ -1,7 +1,7 @@
 """Which pipeline rank is the worst: what stands on each, and how many micro-batches of it are in flight.
 
-The ranks of a pipeline fall into a few classes: first, last, and one for each number of layers between. Inside a class the earliest rank
-holds at least as much as the others, so only it is counted. Peaks in flight come from `trainwright.schedules`: closed forms, or a count of
+The ranks of a pipeline fall into a few classes: first, last, and one for each number of layers between. Inside a class the earliest rank has
+the most in flight (V-shaped schedules: the last), so only it is counted. Peaks in flight come from `trainwright.schedules`: closed forms, or a count of
 the actions.
 """
 
@@ -64,7 +64,7 @@ def _places(model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even
     ranks = layers_of_rank(counts, pp, v_shape)
     last = 0 if v_shape and virtual % 2 == 0 else pp - 1
     found: dict[tuple[object, ...], Place] = {}
-    for rank in range(pp):
+    for rank in reversed(range(pp)) if v_shape else range(pp):
         chunks = list(ranks[rank])
         ends = {rank}
         if schedule == "dualpipe" and pp > 1:
@@ -73,17 +73,17 @@ def _places(model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even
         layers = tuple(sorted(Counter(model.layers[i] for chunk in chunks for i in chunk).items()))
         place = Place(rank, layers, 0 in ends, last in ends)
         found.setdefault((layers, place.embedding, place.head), place)
-    return _undominated(list(found.values()))
+    return sorted(_undominated(list(found.values())), key=lambda place: place.rank)
 
 
 def _undominated(found: list[Place]) -> list[Place]:
-    """Without classes that an earlier rank exceeds in every count."""
+    """Without classes that one before them exceeds in every count."""
 
     def exceeds(a: Place, b: Place) -> bool:
         mine = dict(a.layers)
-        return a.rank < b.rank and a.embedding >= b.embedding and a.head >= b.head and all(mine.get(k, 0) >= n for k, n in b.layers)
+        return a.embedding >= b.embedding and a.head >= b.head and all(mine.get(k, 0) >= n for k, n in b.layers)
 
-    return [b for b in found if not any(exceeds(a, b) for a in found)]
+    return [b for i, b in enumerate(found) if not any(exceeds(a, b) for a in found[:i])]
 
 
 def classes(scope: Scope) -> tuple[NDArray[np.intp], NDArray[np.intp], Slot]:

@@ -57,7 +57,9 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
         for value in np.unique(key):
             some, pp, virtual = rows[key == value], int(value >> 20), int(value & 0xFFFFF)
             seen: Counter[tuple[Stage, Pattern]] = Counter()
-            for number, stage, shape, repeats in _stages(model, plans.framework, plans.schedule, plans.layers_per_stage, pp, virtual, every):
+            for number, stage, shape, repeats in _stages(
+                model, plans.framework, plans.schedule, plans.layers_per_stage, pp, virtual, every
+            ):
                 if structure.sharding == "zero1":  # whose states depend on all layers together
                     shape = (stage, shape[1])
                 nth = seen[shape]  # a plan is in each group once

@@ -1,0 +1,86 @@
+"""What a schedule says of memory: which rank of a pipeline counts, and that plans of many schedules are priced together as alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ledger_runs import A100, cluster, job
+
+from trainwright.cost.ledger.ranks import places
+from trainwright.cost.memory import memory, one_window
+from trainwright.cost.memory_table import MemoryTable
+from trainwright.cost.stages import layers_of_rank, layers_per_stage
+from trainwright.cost.table import PlanTable
+from trainwright.models import build_model
+from trainwright.schedules import SCHEDULES
+from trainwright.schedules.replay import in_flight
+from trainwright.spec.model import ModelSpec
+from trainwright.spec.plan import ParallelPlan, Structure
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 24, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 1024, "tie_word_embeddings": False,
+}  # fmt: skip
+GEMMA = {"model_type": "gemma3_text", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 14, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "sliding_window": 64, "sliding_window_pattern": 6}  # fmt: skip
+OFFLOADS = ("none", "optimizer-cpu", "params-cpu", "activations-cpu")
+
+
+def priced(model: ModelSpec, plans: list[ParallelPlan]) -> MemoryTable:
+    return memory(model, cluster(A100), job(512), PlanTable.from_plans(plans))
+
+
+@pytest.mark.parametrize("pp", [2, 4, 6])
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_no_rank_of_a_pipeline_holds_more_than_those_that_are_counted(name: str, pp: int) -> None:
+    """Of every rank, one that counts has as many layers, the same ends and as many micro-batches in flight. With few micro-batches the later ranks of
+    V-shaped schedules hold more than the earlier ones."""
+    entry, model = SCHEDULES[name], build_model(LLAMA)
+    virtual = entry.default_chunks
+    counts = layers_per_stage(model.num_layers, pp * virtual, None, False)
+    stood = layers_of_rank(counts, pp, entry.placement == "v")
+    counted = places(model, Structure(schedule=name), pp, virtual)
+    for m in (pp, 2 * pp, 6 * pp):
+        held = np.ravel(in_flight(name, pp, np.array([virtual]), np.array([m]), np.arange(pp)))
+        for rank in range(pp):
+            layers = sum(len(chunk) for chunk in stood[rank]) + (entry.placement == "bidirectional") * len(stood[pp - 1 - rank][0])
+            as_much = [p for p in counted if sum(n for _, n in p.layers) >= layers and held[p.rank] >= held[rank]]
+            assert as_much, (rank, m, held)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("offload", OFFLOADS)
+def test_plans_of_many_schedules_are_priced_as_alone(sharding: str, offload: str) -> None:
+    """Also ZeRO-1, whose states on a rank depend on everything that stands there."""
+    framework = "ddp" if sharding == "zero1" else "fsdp2"
+    plans = [
+        ParallelPlan(Structure(framework, None, sharding, schedule=name, offload=offload), 1, 2, pp=pp, virtual_stages=v, accumulation=m)
+        for name, entry in SCHEDULES.items()
+        for v in (entry.default_chunks, 3 if entry.chunks == "many" else entry.default_chunks)
+        for pp, m in ((2, 4), (4, 8), (4, 4))
+    ]
+    model = build_model(LLAMA)
+    found = priced(model, plans)
+    for i in range(0, len(plans), 3):
+        alone = priced(model, [plans[i]])
+        assert alone.device_bytes[0] == found.device_bytes[i], plans[i]
+        assert alone.host_bytes_per_node[0] == found.host_bytes_per_node[i]
+        assert alone.pipeline_rank[0] == found.pipeline_rank[i]
+        assert i % 24 or sum(t.bytes for t in found.terms(i)) == found.peak_bytes[i]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_how_far_a_query_looks_back_changes_no_size(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that differ in their windows alone are one kind, which makes the periods of a stage short."""
+    model = build_model(GEMMA)
+    assert (len(model.counts), len(one_window(model).counts)) == (2, 1)
+    plans = [
+        ParallelPlan(Structure(framework, recompute=recompute), dp_shard=2, pp=pp, accumulation=4)
+        for framework in ("fsdp2", "megatron")
+        for pp in (1, 2)
+    ]
+    found = priced(model, plans)
+    monkeypatch.setattr("trainwright.cost.memory.one_window", lambda model: model)
+    assert priced(model, plans).device_bytes.tolist() == found.device_bytes.tolist()
