@@ -11,8 +11,8 @@ plan: $(VENV)/core
 
 test: $(VENV)/dev
 	$(MAKE) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --ignore tests/train
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train  # one process: its ranks fill the machine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow and not ranks'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'ranks and not slow' tests/train  # one process: its ranks fill the machine
 	$(MAKE) wheel
 
 lint: $(VENV)/dev

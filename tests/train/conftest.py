@@ -79,9 +79,14 @@ NOT_IN_THE_GATE = (
     "test_deepspeed.py::test_a_killed",
 )
 
+# Of one process each, so that several run at a time; all others start ranks, which fill the machine.
+ALONE = tuple(f"tests/train/test_{name}.py" for name in ("counted", "data", "dry", "export", "probe", "weights"))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if "tests/train/" in item.nodeid and not item.nodeid.startswith(ALONE):
+            item.add_marker(pytest.mark.ranks)
         if any(pattern in item.nodeid for pattern in NOT_IN_THE_GATE):
             item.add_marker(pytest.mark.slow)
 
