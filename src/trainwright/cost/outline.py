@@ -6,6 +6,7 @@ data-parallel traffic, messages between stages; of the optimizer what the most s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from .distinct import distinct
+from .message import Message
 from .pieces import Pieces, pieces
 from .step import Settings, bounds, jitter
 from .table import Column, PlanTable, merged
@@ -51,19 +53,29 @@ def _layers(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Pla
     """Pieces of plans without data parallelism and pipeline.
 
     What a rank sends is shared out over its layers, so what one of them shows depends on the kinds that stand beside it: where there are several, each has its
-    own exchange of experts and what the kind that sends least sends openly.
+    own exchange of experts and what the kind that sends least sends, hidden behind the kind that takes longest.
     """
     made = (cluster, job, table)
     rest = (settings.constants, settings.rules, False)
     if len(model.counts) == 1:
         return pieces(model, *made, traffic(model, *made, kinds=(inside_layers,)), *rest)
     alone = [replace(model, layers=(name,) * model.num_layers) for name in dict.fromkeys(model.layers)]
-    sent = [[m for m in traffic(kind, *made, kinds=(inside_layers,)) if not m.overlaps] for kind in alone]
-    least = min(sent, key=lambda messages: sum(float(m.bytes_per_call @ m.calls) for m in messages if m.axis != "ep"))
-    shared = [m for m in least if m.axis != "ep"]
-    each = [pieces(k, *made, [*shared, *(m for m in own if m.axis == "ep")], *rest) for k, own in zip(alone, sent)]
+    sent = [traffic(kind, *made, kinds=(inside_layers,)) for kind in alone]
+    shared = [m for overlaps in (False, True) for m in _least([[m for m in own if bool(m.overlaps) == overlaps] for own in sent])]
+    beside = [block for block, _ in model.counts]
+    each = [
+        pieces(k, *made, [*shared, *(m for m in own if m.axis == "ep" and not m.overlaps)], *rest, beside) for k, own in zip(alone, sent)
+    ]
     forward, backward, weight = (np.concatenate([getattr(p, name) for p in each]) for name in ("forward", "backward", "weight"))
     return replace(pieces(model, *made, [], *rest), forward=forward, backward=backward, weight=weight)
+
+
+def _least(sent: Sequence[Sequence[Message]]) -> list[Message]:
+    """What the kind of layer sends that sends least, but for the exchange of experts."""
+    return min(
+        ([m for m in own if m.axis != "ep"] for own in sent),
+        key=lambda messages: sum(float(m.bytes_per_call @ m.calls) for m in messages),
+    )
 
 
 def _owned_share(model: ModelSpec, table: PlanTable) -> Column:

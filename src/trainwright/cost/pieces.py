@@ -97,8 +97,12 @@ def pieces(
     table_of_constants: Constants,
     rules: Mapping[str, TimeRules],
     detail: bool = True,
+    beside: Sequence[Block] = (),
 ) -> Pieces:
-    """Everything but the pipeline, for every plan. Without `detail` neither parts of layers nor messages between stages, nor what shows of each."""
+    """Everything but the pipeline, for every plan. Without `detail` neither parts of layers nor messages between stages, nor what shows of each.
+
+    `beside`: messages hide as if every layer took as long as the longest of these.
+    """
     n, kinds = len(table), tuple(block for block, _ in model.counts)
     if not detail:
         messages = [m for m in messages if m.axis != "pp"]
@@ -143,6 +147,7 @@ def pieces(
             table_of_constants,
             rules[structure.framework],
             place,
+            beside,
         )
         visible = part.fill(made)
         for k, every, shown in zip(chosen, part.seconds, visible):
@@ -166,6 +171,7 @@ class StructurePieces:
     constants: Constants
     rules: TimeRules
     rows: NDArray[np.intp] | slice
+    beside: Sequence[Block] = ()
 
     def __post_init__(self) -> None:
         t = self.table
@@ -214,6 +220,10 @@ class StructurePieces:
         """Kernel seconds of one micro-batch forward and backward on the rank that the messages describe."""
         forward = sum((n * self.spread(t.forward) for n, t in zip(layers, times)), np.zeros(len(self.table)))
         backward = sum((n * self.spread(t.backward + t.recompute) for n, t in zip(layers, times)), np.zeros(len(self.table)))
+        for time in map(self.time_of, self.beside):
+            every = layers.sum(axis=0)
+            forward = np.maximum(forward, every * self.spread(time.forward))
+            backward = np.maximum(backward, every * self.spread(time.backward + time.recompute))
         return forward * self.age, backward * self.age
 
     def _in_layer(self, forward_window: Column, backward_window: Column) -> list[Column]:
