@@ -17,6 +17,7 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from .distinct import distinct
+from .layer import BlockTime
 from .message import Message
 from .pieces import Pieces, pieces
 from .step import Settings, bounds, jitter
@@ -63,11 +64,11 @@ def _layers(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Pla
     sent = [traffic(kind, *made, kinds=(inside_layers,)) for kind in alone]
     shared = [m for overlaps in (False, True) for m in _least([[m for m in own if bool(m.overlaps) == overlaps] for own in sent])]
     beside = [block for block, _ in model.counts]
-    each = [
-        pieces(k, *made, [*shared, *(m for m in own if m.axis == "ep" and not m.overlaps)], *rest, beside) for k, own in zip(alone, sent)
-    ]
+    known: dict[tuple[Structure, int, bool], BlockTime] = {}
+    experts = [[m for m in own if m.axis == "ep" and not m.overlaps] for own in sent]
+    each = [pieces(kind, *made, [*shared, *own], *rest, beside, known) for kind, own in zip(alone, experts)]
     forward, backward, weight = (np.concatenate([getattr(p, name) for p in each]) for name in ("forward", "backward", "weight"))
-    return replace(pieces(model, *made, [], *rest), forward=forward, backward=backward, weight=weight)
+    return replace(pieces(model, *made, [], *rest, known=known), forward=forward, backward=backward, weight=weight)
 
 
 def _least(sent: Sequence[Sequence[Message]]) -> list[Message]:

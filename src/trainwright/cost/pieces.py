@@ -98,10 +98,11 @@ def pieces(
     rules: Mapping[str, TimeRules],
     detail: bool = True,
     beside: Sequence[Block] = (),
+    known: dict[tuple[Structure, int, bool], BlockTime] | None = None,
 ) -> Pieces:
     """Everything but the pipeline, for every plan. Without `detail` neither parts of layers nor messages between stages, nor what shows of each.
 
-    `beside`: messages hide as if every layer took as long as the longest of these.
+    `beside`: messages hide as if every layer took as long as the longest of these. `known`: kernels that were priced for the same table.
     """
     n, kinds = len(table), tuple(block for block, _ in model.counts)
     if not detail:
@@ -148,6 +149,7 @@ def pieces(
             rules[structure.framework],
             place,
             beside,
+            {} if known is None else known,
         )
         visible = part.fill(made)
         for k, every, shown in zip(chosen, part.seconds, visible):
@@ -172,6 +174,7 @@ class StructurePieces:
     rules: TimeRules
     rows: NDArray[np.intp] | slice
     beside: Sequence[Block] = ()
+    known: dict[tuple[Structure, int, bool], BlockTime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         t = self.table
@@ -183,7 +186,10 @@ class StructurePieces:
         self.m = t.accumulation.astype(float)
 
     def time_of(self, block: Block, end: bool = False) -> BlockTime:
-        return block_time(block, self.different, self.job, self.structure, self.rules, self.rate, self.constants, end=end)
+        key = (self.structure, id(block), end)
+        if key not in self.known:
+            self.known[key] = block_time(block, self.different, self.job, self.structure, self.rules, self.rate, self.constants, end=end)
+        return self.known[key]
 
     def spread(self, column: Column | float) -> Column:
         """From distinct combinations to plans."""
