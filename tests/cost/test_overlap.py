@@ -11,7 +11,8 @@ from trainwright.cost.distinct import distinct
 from trainwright.cost.interval import kind_of
 from trainwright.cost.kernels import rates
 from trainwright.cost.overlap import behind
-from trainwright.cost.pieces import software_year, together
+from trainwright.cost.pieces import together
+from trainwright.cost.software import software_year
 from trainwright.spec.plan import Structure
 
 from .parts import H100, job, llama

@@ -29,10 +29,10 @@ from .once import offload_seconds, optimizer_seconds, owned_parameters, saved_by
 from .overlap import DATA, IN_LAYER, behind, in_layer
 from .pipeline_time import stages_of
 from .prices import contiguous, price, take
+from .software import software_factor, software_year
 from .table import Column, PlanTable
 
 LAYER_PARTS = ("compute", "recompute", "tp", "cp", "ep", "host")
-NEWEST = 2026.3  # software that is assumed where a plan names no date
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,6 @@ class Pieces:
     exposed_seconds: list[Column]
     interval: tuple[Column, Column]
     notes: list[tuple[str, ...]] = field(default_factory=list)
-
-
-def software_year(structure: Structure) -> float:
-    """``2025-06`` -> 2025.46; the newest where none is named."""
-    if not structure.framework_date:
-        return NEWEST
-    year, month = structure.framework_date.split("-")
-    return int(year) + (int(month) - 0.5) / 12
 
 
 def shares_of(table: PlanTable, job: TrainingJob, structure: Structure) -> Shares:
@@ -372,15 +364,6 @@ def together(gpu: Column, host: Column | float) -> Column:
 def serial(gpu: Column, host: Column | float) -> Column:
     """The same where the host that launches is the device that computes: one after the other."""
     return gpu + host
-
-
-def software_factor(cluster: ClusterSpec, year: float, table: Constants) -> float:
-    """How much longer a step takes with software from before its GPU's libraries had settled: a documented prior, `rate` a year."""
-    law = table["software"]
-    settled = law["settled"].get(cluster.gpu.arch)
-    if settled is None:
-        return 1.0
-    return float((1.0 + law["rate"]) ** min(max(settled - year, 0.0), law["years"]))
 
 
 def reference_rank(model: ModelSpec, structure: Structure, table: PlanTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
