@@ -31,6 +31,8 @@ def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> boo
     return kinds <= KINDS and plain and weights and not frozen_in_fp32
 
 
-def has_rule(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Which rows the tape can replay: context parallelism has buffers that it does not know."""
-    return table.cp[rows] == 1
+def has_rule(table: PlanTable, job: TrainingJob, structure: Structure) -> NDArray[np.bool_]:
+    """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, and what trains adapters on one rank of plain
+    PyTorch joins products (`ledger.packed`)."""
+    joined = structure.framework == "ddp" and job.method == "lora"
+    return (table.cp == 1) & ~(joined & (table.gpus == 1))
