@@ -24,7 +24,7 @@ __all__ = ["can_express", "has_rule", "memory_rows", "saved_by_layer"]
 def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
     """Whether the tape has a rule for everything that this structure does; the ledger takes the rest."""
     kinds = {op.kind for block in (model.embedding, model.head, *model.blocks.values()) for op in block}
-    plain = structure.offload == "none" and not structure.compile and job.loss in ("plain", "vocab-parallel")
+    plain = structure.offload == "none" and not structure.compile and job.loss in ("plain", "vocab-parallel", "chunked", "fused")
     weights = job.method != "qlora" and job.base_quantization is None and not OPTIMIZERS[job.optimizer].pageable
     frozen_in_fp32 = job.method == "lora" and job.master_weights == "fp32" and structure.framework == "ddp"
     plain = plain and not job.dropout and set(structure.recompute_modules) <= {"core_attn"}
@@ -35,4 +35,5 @@ def has_rule(table: PlanTable, job: TrainingJob, structure: Structure) -> NDArra
     """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, and what trains adapters on one rank of plain
     PyTorch joins products (`ledger.packed`)."""
     joined = structure.framework == "ddp" and job.method == "lora"
-    return (table.cp == 1) & ~(joined & (table.gpus == 1))
+    pieces = job.loss in ("chunked", "fused")  # pieces of the whole sequence on one rank
+    return (table.cp == 1) & ~(joined & (table.gpus == 1)) & ~(pieces & ((table.tp > 1) | (table.pp > 1)))
