@@ -7,6 +7,7 @@ v/bin/python benchmarks/measure_kinds.py rows.jsonl --check
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 from datetime import date
@@ -20,6 +21,11 @@ from measure_memory import config_of, differences
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainwright.models import build_model
+from trainwright.spec.model import ModelSpec
+from trainwright.train.config import numbers_of
+from trainwright.train.experts import Capped
+from trainwright.train.modules import Experts, Router
 from trainwright.train.program import Program, WithLoss, two_steps, world
 from trainwright.train.tracker import Tracker
 
@@ -44,7 +50,27 @@ class Kinds(Program):
             self.optimizers = [AdamW8bit(self.trained, lr=1e-3)]
 
     def wrap(self, model: Any) -> Any:
+        factor, config = self.training.get("moe_capacity_factor"), self.spec["model"]
+        if factor is not None:
+            for layer in model.layers:
+                layer.mlp = Capacity(build_model(config, "mixture"), factor, self.stored)
         return Fused(model) if self.training.get("loss") == "fused" else super().wrap(model)
+
+
+class Capacity(nn.Module):
+    """The trainer's router and experts, with room for so many rows an expert, in the place of transformers' mixture, whose shapes follow the data."""
+
+    def __init__(self, model: ModelSpec, factor: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        block = next(b for b in model.blocks.values() if b.rows("router"))
+        numbers = numbers_of(model)
+        within = {op.name: op for op in block.ops if op.experts and op.kind not in ("router", "dispatch", "combine")}
+        self.gate = Router(block.rows("router")[0], numbers, dtype=dtype)
+        self.experts = Experts(within, numbers, dtype=dtype)
+        self.experts.route = Capped(factor, model.experts, None, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts(x, *self.gate(x.flatten(0, 1)))
 
 
 class Fused(WithLoss):
@@ -56,9 +82,9 @@ class Fused(WithLoss):
         return F.linear_cross_entropy(x, weight, labels.flatten(), options=nn.LinearCrossEntropyOptions()).float()
 
 
-def measure(table: dict[str, Any], trace: bool) -> tuple[dict[str, Any], Tracker]:
+def measure(table: dict[str, Any], trace: bool, fake: bool = True) -> tuple[dict[str, Any], Tracker]:
     s, tracker = table["strategy"], Tracker(trace)
-    with world(s.get("dp", 1) * s.get("tp", 1) * s.get("cp", 1)), FakeTensorMode(), tracker:
+    with world(s.get("dp", 1) * s.get("tp", 1) * s.get("cp", 1)), FakeTensorMode() if fake else contextlib.nullcontext(), tracker:
         program = Kinds(table, tracker)
         found = two_steps(program, tracker)
         del program
@@ -81,13 +107,14 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose id holds this text")
     parser.add_argument("--check", action="store_true", help="compare with the rows' own measured values")
+    parser.add_argument("--real", action="store_true", help="real CPU tensors instead of fake ones: eager attention only")
     parser.add_argument("--trace", type=Path, help="write every allocation and free of the measured step")
     args = parser.parse_args()
     for line in args.specs.read_text().splitlines():
         row = json.loads(line)
         if args.only not in row["id"]:
             continue
-        measured, tracker = measure({**row["spec"], "model": config_of(row["spec"]["model"])}, args.trace is not None)
+        measured, tracker = measure({**row["spec"], "model": config_of(row["spec"]["model"])}, args.trace is not None, not args.real)
         if args.trace:
             args.trace.write_text("\n".join(tracker.events or []) + "\n")
         print(row["id"], (differences(measured, row["measured"]) or "exact") if args.check else measured["peak_bytes"], flush=True)

@@ -15,7 +15,7 @@ from ...spec.model import ModelSpec
 from ...spec.optimizer import OPTIMIZERS
 from ...spec.plan import Structure
 from ..table import PlanTable
-from .blocks import KINDS
+from .blocks import KINDS, MIXTURE
 from .engine import memory_rows, saved_by_layer
 
 __all__ = ["can_express", "has_rule", "memory_rows", "saved_by_layer"]
@@ -28,12 +28,20 @@ def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> boo
     weights = job.method != "qlora" and job.base_quantization is None and not OPTIMIZERS[job.optimizer].pageable
     frozen_in_fp32 = job.method == "lora" and job.master_weights == "fp32" and structure.framework == "ddp"
     plain = plain and not job.dropout and set(structure.recompute_modules) <= {"core_attn"}
-    return kinds <= KINDS and plain and weights and not frozen_in_fp32
+    known = KINDS | MIXTURE if _has_capacity(model, job, structure) else KINDS
+    return kinds <= known and plain and weights and not frozen_in_fp32
+
+
+def _has_capacity(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
+    """Whether the experts are Mixtral's with a capacity, so that all shapes are known, run in one type and kept or recomputed whole."""
+    whole = job.method == "full" and not job.autocast and structure.recompute != "selective"
+    return model.family == "mixtral" and job.moe_capacity_factor is not None and whole
 
 
 def has_rule(table: PlanTable, job: TrainingJob, structure: Structure) -> NDArray[np.bool_]:
     """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, and what trains adapters on one rank of plain
     PyTorch joins products (`ledger.packed`)."""
     joined = structure.framework == "ddp" and job.method == "lora"
+    alone = (table.tp == 1) & (table.ep == 1) & (table.pp == 1) if job.moe_capacity_factor is not None else True
     pieces = job.loss in ("chunked", "fused")  # pieces of the whole sequence on one rank
-    return (table.cp == 1) & ~(joined & (table.gpus == 1)) & ~(pieces & ((table.tp > 1) | (table.pp > 1)))
+    return (table.cp == 1) & alone & ~(joined & (table.gpus == 1)) & ~(pieces & ((table.tp > 1) | (table.pp > 1)))

@@ -136,6 +136,11 @@ class Symbols:
         """Tokens of the i-th of so many pieces of the sequence, the last ones shorter or empty (``Tensor.chunk``)."""
         return self.symbol(f"tokens of piece {i + 1}/{of}", lambda c: c.batch * _piece(c.seq, i, of), width)
 
+    def room(self, experts: int, top_k: int, factor: float, width: int = 1) -> Size:
+        """Rows of all experts, each with the same capacity."""
+        name = f"{experts} ceil({factor:g} {top_k} tokens/{experts})"
+        return self.symbol(name, lambda c: experts * np.ceil(factor * c.tokens * top_k / experts).astype(np.int64), width)
+
     def sequence(self, width: int = 1) -> Size:
         """The sequence region: tokens / tp with sequence parallelism."""
         if not self.sequence_parallel:
