@@ -38,10 +38,16 @@ def _has_capacity(model: ModelSpec, job: TrainingJob, structure: Structure) -> b
     return model.family == "mixtral" and job.moe_capacity_factor is not None and whole
 
 
-def has_rule(table: PlanTable, job: TrainingJob, structure: Structure) -> NDArray[np.bool_]:
-    """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, and what trains adapters on one rank of plain
-    PyTorch joins products (`ledger.packed`)."""
-    joined = structure.framework == "ddp" and job.method == "lora"
-    alone = (table.tp == 1) & (table.ep == 1) & (table.pp == 1) if job.moe_capacity_factor is not None else True
-    pieces = job.loss in ("chunked", "fused")  # pieces of the whole sequence on one rank
-    return (table.cp == 1) & alone & ~(joined & (table.gpus == 1)) & ~(pieces & ((table.tp > 1) | (table.pp > 1)))
+def has_rule(model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
+    """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, what trains adapters on one rank of plain
+    PyTorch joins products (`ledger.packed`), a loss in pieces takes whole sequences on one rank, and experts with a capacity stand whole on a rank or are
+    cut over no more ranks than there are."""
+    known: NDArray[np.bool_] = table.cp == 1
+    if structure.framework == "ddp" and job.method == "lora":
+        known = known & (table.gpus > 1)
+    if job.loss in ("chunked", "fused"):
+        known = known & (table.tp == 1) & (table.pp == 1)
+    if model.is_moe:
+        known = known & (table.tp == 1) & (table.ep == 1) & (table.pp == 1)
+        known = known & ((table.dp_shard <= model.experts) | (structure.sharding == "none"))
+    return known
