@@ -24,8 +24,8 @@ Layout = Literal["sequence", "tensor", "whole", "routed", "routed_tensor", "scor
 class Saved:
     """`width` elements a token of `bytes` each (scores: heads, each of seq x seq).
 
-    layouts: sequence = sequence_tokens x width; scattered = the same where tp > 1; tensor = tokens x width / tp; whole = tokens x width; routed = rows of experts x width;
-    routed_tensor = rows of experts x width / etp; scores = b heads / tp x seq / cp x seq; heads = tokens x whole heads / tp.
+    layouts: sequence = sequence_tokens x width; scattered = the same where tp > 1; tensor = tokens x width / tp; whole = tokens x width; routed = rows of
+    experts x width; routed_tensor = rows of experts x width / etp; scores = b heads / tp x seq / cp x seq; heads = tokens x whole heads / tp.
     `first` is the index of the first row that needs it: backward frees it there. `module` groups what is recomputed together.
     """
 
