@@ -84,13 +84,14 @@ def resolve(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Run:
     shape = resolve_layout(spec.strategy, cluster, framework)
     job, assumed, warnings = resolve_job(spec.training, model, framework, shape.dp * shape.micro_batch_size)
     plan = replace(shape, accumulation=accumulation_steps(job, shape))
-    return Run(spec, model, cluster, job, plan, (*model.notes, *cluster.assumed, *assumed, *_put_off(plan)), warnings)
+    return Run(spec, model, cluster, job, plan, (*model.notes, *cluster.assumed, *assumed, *_put_off(plan, model.family)), warnings)
 
 
-def _put_off(plan: ParallelPlan) -> tuple[str, ...]:
-    """FSDP2 that accumulates without being told how: the default costs memory that most loops do not pay."""
+def _put_off(plan: ParallelPlan, family: str) -> tuple[str, ...]:
+    """FSDP that accumulates without being told how: the default costs memory that many loops do not pay."""
     s = plan.structure
-    if s.framework != "fsdp2" or s.sharding not in ("zero2", "zero3") or plan.accumulation == 1 or "no_sync" in dict(s.options):
+    sharded = s.framework in ("fsdp1", "fsdp2") and s.sharding in ("zero2", "zero3") and plan.accumulation > 1
+    if not sharded or "no_sync" in dict(s.options) or not FRAMEWORKS[s.framework].memory.puts_off(family, {}):
         return ()
     return (
         f"whole gradients are kept over the {plan.accumulation} micro-batches and reduced once (strategy.options.no_sync=false keeps shards)",

@@ -97,7 +97,7 @@ def test_fsdp1_keeps_its_root_after_forward() -> None:
     ends = of.model.embedding.parameters + of.model.head.parameters
     layers = of.model.parameters - ends
     assert ring_bytes(of) * 64 / 63 == pytest.approx(2 * (3 * layers + 2 * ends), rel=1e-3)
-    again = run(gpus=8, framework="fsdp1", sharding="zero3", accumulation=4)
+    again = run(gpus=8, framework="fsdp1", sharding="zero3", accumulation=4, options={"no_sync": False})
     assert (
         sent(again, "dp_shard", "reduce_scatter")[1]
         == 4 * sent(run(gpus=8, framework="fsdp1", sharding="zero3"), "dp_shard", "reduce_scatter")[1]
@@ -105,7 +105,7 @@ def test_fsdp1_keeps_its_root_after_forward() -> None:
     quiet = run(gpus=8, framework="fsdp1", sharding="zero3", accumulation=4, options={"no_sync": True})
     kept = [sent(run(gpus=8, framework="fsdp1", sharding="zero2", accumulation=a, options={"no_sync": True}), "dp_shard") for a in (1, 4)]
     assert kept[0] == kept[1]
-    whole = run(gpus=8, framework="fsdp1", sharding="none", accumulation=2)
+    whole = run(gpus=8, framework="fsdp1", sharding="none", accumulation=2, options={"no_sync": False})
     assert sent(whole, "dp", "all_reduce") == (2 * (LAYERS + 1), 2 * 4 * whole.model.parameters)
     assert sent(quiet, "dp_shard", "reduce_scatter")[1] * 4 == sent(again, "dp_shard", "reduce_scatter")[1]
 

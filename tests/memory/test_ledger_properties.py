@@ -9,12 +9,29 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_runs import LINEARS, LLAMA_2_7B, MEGATRON, SMALL, SMALL_MOE, job, ledger, plan
+from ledger_runs import A100, LINEARS, LLAMA_2_7B, MEGATRON, SMALL, SMALL_MOE, cluster, job, ledger, plan
 
+from trainwright.cost import tape
+from trainwright.cost.ledger import memory_rows
 from trainwright.cost.memory_table import PARTS, STATES
+from trainwright.cost.table import PlanTable
 from trainwright.frameworks import FRAMEWORKS
+from trainwright.models import build_model
 from trainwright.spec.job import TrainingJob
 from trainwright.spec.plan import ParallelPlan
+
+# ---- the tape, which is exact
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_the_ledger_holds_what_the_tape_does(recompute: str, tp: int) -> None:
+    """One layout that both know: FSDP2 with sequence parallelism, whose op list keeps what the reduce-scatters leave."""
+    layout = plan(framework="fsdp2", sharding="zero3", recompute=recompute, sequence_parallel=tp > 1, dp_shard=8, tp=tp)
+    table = PlanTable.from_plans([layout])
+    asked = (build_model(SMALL, "m"), cluster(A100, layout.gpus), job(), layout.structure, table)
+    assert memory_rows(*asked).peak_bytes[0] == pytest.approx(tape.memory_rows(*asked).peak_bytes[0], rel=0.02)
+
 
 # ---- properties
 

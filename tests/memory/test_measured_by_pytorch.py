@@ -1,8 +1,10 @@
-"""Bytes and messages of PyTorch itself, measured with `benchmarks/measure_memory.py` (torch 2.13.0, transformers 5.24.0): every row to within 8 KiB.
+"""Bytes and messages of PyTorch itself, measured with `benchmarks/measure_memory.py` and `measure_kinds.py` (torch 2.13.0, transformers 5.24.0,
+bitsandbytes 0.50.2): every row to within 8 KiB.
 
 The rows are small models in combinations that published measurements do not cover: DDP and ZeRO-1 with LoRA, accumulation and autocast, FSDP2
 with the root kept, HSDP, replicate(), checkpoints over several layers, op-selective checkpoints, tensor and sequence parallelism, uneven shards, every
-kernel of attention and optimizer, ranks of 1F1B and GPipe pipelines, reduction every micro-batch, models of 0.35 to 1.2 billion parameters, a few on
+kernel of attention and optimizer, 8-bit states, losses in pieces and fused, mixtures with a capacity, ranks of 1F1B and GPipe pipelines, reduction
+every micro-batch, models of 0.35 to 1.2 billion parameters, a few on
 real CPU tensors. Rows that are still off are expected to fail, with the reason; one that starts to hold makes the suite fail.
 """
 

@@ -190,6 +190,7 @@ def test_a_row_of_a_table_is_the_estimate_of_its_plan(name: str) -> None:
             "sharding": plan.structure.sharding,
             "schedule": plan.structure.schedule,
             "recompute": "full",
+            "options": dict(plan.structure.options),
         }
         spec = RUNS[name] | {"strategy": {**said, **numbers, "sequence_parallel": plan.structure.sequence_parallel}}
         spec = spec | {"training": {"global_batch_size": task.job.global_batch_size}}

@@ -106,7 +106,7 @@ def by_engine(
 def on_tape(model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
     """Which plans of a structure the tape computes."""
     if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
-        return tape.has_rule(table, np.arange(len(table)))
+        return tape.has_rule(model, job, structure, table)
     return np.zeros(len(table), dtype=bool)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -49,9 +50,15 @@ class MemoryRules:
     fused_loss: str = "linear"  # kernel | linear
     accumulates_in_buffer: bool = False
     holds_outputs: str = "no"  # no | cached | live
+    reduces_each_families: tuple[str, ...] = ()  # families whose code reduces gradients after each micro-batch where others put it off
     kernel_loss_families: tuple[str, ...] = ()  # families whose plain loss is a kernel on 16-bit logits in the code that trains them
     compiled_loss_since: str = ""  # year-month from which ``compile`` includes the loss
     source: str = ""
+
+    def puts_off(self, family: str, options: Mapping[str, object]) -> bool:
+        """Whether whole gradients are kept over the micro-batches of a step and reduced once: option ``no_sync``, by default what the loops do that train
+        the family."""
+        return options.get("no_sync", family not in self.reduces_each_families) is True
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ FRAMEWORK = Framework(
     shardings=("none", "zero2", "zero3"),
     schedules=(),
     axes=("dp_replicate", "dp_shard", "tp"),
+    search_options=(("no_sync", False),),  # shards are kept instead of whole gradients: a loop that leaves out `no_sync()`
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffload(offload_params=True) moves the optimizer as well
     memory=MemoryRules(
         parameter_dtype="master",
         holds_outputs="cached",
+        reduces_each_families=("gpt2", "mpt"),  # Composer's ddp_sync_context does nothing around FSDP
         kernel_loss_families=("gpt2", "mpt"),  # llm-foundry's MPT: loss_fn fused_crossentropy (flash-attention's kernel) is its default
         source="torch/distributed/fsdp/_flat_param.py, _runtime_utils.py: a flat parameter each block, BACKWARD_PRE prefetch",
     ),

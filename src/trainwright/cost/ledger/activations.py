@@ -9,6 +9,7 @@ import numpy as np
 from ...frameworks.base import SaveRules
 from ...spec.blocks import Block, Op
 from ..table import Column
+from .packed import runs_packed, saved_packed
 from .saved import Kernels, Layout, Saved, block_input, kept_by, kernels_of, layouts, saved_by, size, total
 from .scope import Scope, add_up, ceil_div
 from .weights import local_elements
@@ -45,6 +46,9 @@ def by_kernels(scope: Scope) -> list[tuple[Kernels, Column]]:
 
 def block_kept(block: Block, scope: Scope) -> Column:
     """`BlockBytes.kept` alone."""
+    packed = runs_packed(scope)
+    if packed.any():
+        return block_bytes(block, scope).full
     found = (rows * total(kept_by(block, k, scope.structure, scope.framework.memory.selective), scope) for k, rows in by_kernels(scope))
     return add_up(found, len(scope))
 
@@ -57,11 +61,13 @@ def block_input_bytes(block: Block, scope: Scope) -> Column:
 def block_bytes(block: Block, scope: Scope) -> BlockBytes:
     """`BlockBytes` of a layer, each plan with its own kernels."""
     full, backward = np.zeros(len(scope)), np.zeros(len(scope))
-    for kernels, rows in by_kernels(scope):
-        everything = saved_by(block, kernels)
-        full += rows * total(everything, scope)
-        backward += rows * backward_peak(block, everything, kernels, scope)
-    return BlockBytes(block_kept(block, scope), full, block_input_bytes(block, scope), backward)
+    packed = runs_packed(scope)
+    for kernels, every in by_kernels(scope):
+        for everything, rows in ((saved_by(block, kernels), every * (1.0 - packed)), (saved_packed(block, kernels), every * packed)):
+            if rows.any():
+                full += rows * total(everything, scope)
+                backward += rows * backward_peak(block, everything, kernels, scope)
+    return BlockBytes(full if packed.any() else block_kept(block, scope), full, block_input_bytes(block, scope), backward)
 
 
 def backward_peak(block: Block, everything: tuple[Saved, ...], kernels: Kernels, scope: Scope) -> Column:
@@ -171,6 +177,10 @@ def loss_bytes(scope: Scope) -> LossBytes:
             stale += 4  # before transformers 4.45 the model itself cast its logits to fp32, and the output held those
         forward = max(8 + (c if c < 4 else 0), 8 + held)
         alone = LossBytes((4 + held) * whole, forward * whole, (12 + held) * whole, head_rows, stale * whole)
+        packed = runs_packed(scope)
+        if packed.any():  # head and loss in pieces of 128 tokens, in 16 bits; the list of logits lives until backward is over
+            pieces = LossBytes(2 * c * whole, 2 * c * whole, 2 * c * whole, head_rows, nothing)
+            alone = LossBytes(*(np.where(packed > 0, getattr(pieces, f.name), getattr(alone, f.name)) for f in fields(LossBytes)))
     if scope.framework.memory.saves_parallel is None:
         return alone
     megatron = (scope.tp > 1) | (scope.pp > 1)

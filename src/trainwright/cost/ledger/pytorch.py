@@ -51,7 +51,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     gradient is
     concatenated, cast and reduced at the very end. Micro-batches are reduced one by one into sharded gradients; whole ones of the reduced
     type
-    accumulate where communication is put off (``no_sync``: option, and FSDP2 between pipeline stages).
+    accumulate where communication is put off (FSDP1: `MemoryRules.puts_off`; FSDP2: option ``no_sync``, and between pipeline stages).
     """
     held, c, g = rank.held, scope.dtype_bytes, scope.gradient_bytes
     fsdp1 = scope.structure.framework == "fsdp1"
@@ -65,7 +65,8 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{g} x a layer", SOURCE, pool)
     reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{g} x root", SOURCE, pool)
     several: Column = np.where(scope.accumulation > 1, 1.0, 0.0)
-    put_off = several * flat * np.where((scope.pp > 1) & (not fsdp1) | scope.switch("no_sync", False), 1.0, 0.0)
+    quiet = scope.framework.memory.puts_off(scope.model.family, scope.options) if fsdp1 else scope.switch("no_sync", False)
+    put_off = several * flat * np.where((scope.pp > 1) & (not fsdp1) | quiet, 1.0, 0.0)
     so_far = put_off * g * held.all_trained
     accumulated = item("whole gradients of the micro-batches so far", "gradients", so_far, f"{g} x trained parameters", SOURCE)
     weights = stored * (share + sharded_frozen(scope, held))

@@ -17,15 +17,15 @@ from ...spec.plan import Structure
 from ..table import Column
 from .scope import Scope, add_up, ceil_div
 
-Layout = Literal["sequence", "tensor", "whole", "routed", "routed_tensor", "scores", "heads", "lse_rounded"]
+Layout = Literal["sequence", "tensor", "whole", "routed", "routed_tensor", "scores", "heads", "lse_rounded", "scattered"]
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
     """`width` elements a token of `bytes` each (scores: heads, each of seq x seq).
 
-    layouts: sequence = sequence_tokens x width; tensor = tokens x width / tp; whole = tokens x width; routed = rows of experts x width;
-    routed_tensor = rows of experts x width / etp; scores = b heads / tp x seq / cp x seq; heads = tokens x whole heads / tp.
+    layouts: sequence = sequence_tokens x width; scattered = the same where tp > 1; tensor = tokens x width / tp; whole = tokens x width; routed = rows of
+    experts x width; routed_tensor = rows of experts x width / etp; scores = b heads / tp x seq / cp x seq; heads = tokens x whole heads / tp.
     `first` is the index of the first row that needs it: backward frees it there. `module` groups what is recomputed together.
     """
 
@@ -42,6 +42,8 @@ def size(saved: Saved, scope: Scope) -> Column:
     match saved.layout:
         case "sequence":
             elements = scope.sequence_tokens * saved.width
+        case "scattered":
+            elements = scope.sequence_tokens * saved.width * (scope.tp > 1)
         case "tensor" | "heads":
             elements = scope.tokens * ceil_div(saved.width, scope.tp)
         case "whole":
@@ -293,7 +295,8 @@ def kept_by(block: Block, kernels: Kernels, structure: Structure, selective: str
     modules = structure.recompute_modules or (("core_attn",) if selective == "core_attn" else ())
     if modules:
         return drop_modules(block, everything, modules)
-    return _every_second_product(block, kernels, everything)
+    scatters = kernels.sharded_sequence and kernels.rules.keeps_gathered_inputs and not structure.compile
+    return _every_second_product(block, kernels, everything, scatters)
 
 
 def _block_input(block: Block, kernels: Kernels) -> Saved:
@@ -337,8 +340,9 @@ def drop_modules(block: Block, everything: tuple[Saved, ...], modules: tuple[str
     return tuple(s for s in everything if not dropped(s))
 
 
-def _every_second_product(block: Block, kernels: Kernels, everything: tuple[Saved, ...]) -> tuple[Saved, ...]:
-    """torchtitan's op list: outputs of every odd-numbered product without bias in call order, and attention's outputs."""
+def _every_second_product(block: Block, kernels: Kernels, everything: tuple[Saved, ...], scatters: bool) -> tuple[Saved, ...]:
+    """torchtitan's op list: outputs of every odd-numbered product without bias in call order, attention's outputs, and with sequence parallelism
+    (`scatters`) what its reduce-scatters leave; the partial sums that enter them are whole. A compiled block drops what backward does not read: them."""
     where = layouts(block, kernels.rules)
     names = {s.tensor: s for s in everything}
     kept: dict[str, Saved] = {"x": _block_input(block, kernels)}
@@ -347,6 +351,11 @@ def _every_second_product(block: Block, kernels: Kernels, everything: tuple[Save
         if number % 2 == 0:
             layout, width = where[op.output]
             kept[op.output] = names.get(op.output) or Saved(op.output, layout, width, kernels.c, 0)
+            if scatters and op.parallel == "row":
+                kept[op.output] = Saved(op.output, "whole", width, kernels.c, 0)
+    for op in block.rows("linear") if scatters else ():
+        if op.parallel == "row":
+            kept[f"{op.output}:scattered"] = Saved(f"{op.output}:scattered", "scattered", op.width, kernels.c, 0)
     for s in everything:
         if s.tensor.endswith(":logsumexp") or any(op.kind == "attention" and s.tensor == op.output for op in block.ops):
             kept[s.tensor] = s

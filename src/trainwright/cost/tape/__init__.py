@@ -15,7 +15,7 @@ from ...spec.model import ModelSpec
 from ...spec.optimizer import OPTIMIZERS
 from ...spec.plan import Structure
 from ..table import PlanTable
-from .blocks import KINDS
+from .blocks import KINDS, MIXTURE
 from .engine import memory_rows, saved_by_layer
 
 __all__ = ["can_express", "has_rule", "memory_rows", "saved_by_layer"]
@@ -24,13 +24,30 @@ __all__ = ["can_express", "has_rule", "memory_rows", "saved_by_layer"]
 def can_express(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
     """Whether the tape has a rule for everything that this structure does; the ledger takes the rest."""
     kinds = {op.kind for block in (model.embedding, model.head, *model.blocks.values()) for op in block}
-    plain = structure.offload == "none" and not structure.compile and job.loss in ("plain", "vocab-parallel")
+    plain = structure.offload == "none" and not structure.compile and job.loss in ("plain", "vocab-parallel", "chunked", "fused")
     weights = job.method != "qlora" and job.base_quantization is None and not OPTIMIZERS[job.optimizer].pageable
     frozen_in_fp32 = job.method == "lora" and job.master_weights == "fp32" and structure.framework == "ddp"
     plain = plain and not job.dropout and set(structure.recompute_modules) <= {"core_attn"}
-    return kinds <= KINDS and plain and weights and not frozen_in_fp32
+    known = KINDS | MIXTURE if _has_capacity(model, job, structure) else KINDS
+    return kinds <= known and plain and weights and not frozen_in_fp32
 
 
-def has_rule(table: PlanTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Which rows the tape can replay: context parallelism has buffers that it does not know."""
-    return table.cp[rows] == 1
+def _has_capacity(model: ModelSpec, job: TrainingJob, structure: Structure) -> bool:
+    """Whether the experts are Mixtral's with a capacity, so that all shapes are known, run in one type and kept or recomputed whole."""
+    whole = job.method == "full" and not job.autocast and structure.recompute != "selective"
+    return model.family == "mixtral" and job.moe_capacity_factor is not None and whole
+
+
+def has_rule(model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
+    """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, what trains adapters on one rank of plain
+    PyTorch joins products (`ledger.packed`), a loss in pieces takes whole sequences on one rank, and experts with a capacity stand whole on a rank or are
+    cut over no more ranks than there are."""
+    known: NDArray[np.bool_] = table.cp == 1
+    if structure.framework == "ddp" and job.method == "lora":
+        known = known & (table.gpus > 1)
+    if job.loss in ("chunked", "fused"):
+        known = known & (table.tp == 1) & (table.pp == 1)
+    if model.is_moe:
+        known = known & (table.tp == 1) & (table.ep == 1) & (table.pp == 1)
+        known = known & ((table.dp_shard <= model.experts) | (structure.sharding == "none"))
+    return known

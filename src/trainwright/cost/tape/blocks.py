@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...spec.blocks import Block, Op
 from . import ops, tensor
+from .experts import mixture
 from .machine import Parameter, Tensor
 from .sizes import Size
 
@@ -97,7 +98,10 @@ def run_block(step: Modules, block: Block, params: dict[str, Parameter], x: Tens
 
 
 def run_op(step: Modules, op: Op, params: dict[str, Parameter], env: Environment, rows: list[Op]) -> None:
+    if op.experts and op.kind != "router":
+        return  # the router's row runs the whole mixture
     kinds = {
+        "router": mixture,
         "norm": norm,
         "linear": linear,
         "rope": rope,
@@ -110,6 +114,7 @@ def run_op(step: Modules, op: Op, params: dict[str, Parameter], env: Environment
 
 
 KINDS = frozenset({"norm", "linear", "rope", "attention", "activation", "multiply", "add", "embedding", "cross_entropy"})
+MIXTURE = frozenset({"router", "dispatch", "grouped_linear", "combine"})  # with a capacity
 
 
 # how transformers 5 writes the norms and rotary embeddings of some families (modeling_<family>.py)

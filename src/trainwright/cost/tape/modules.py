@@ -8,6 +8,7 @@ from ...spec.blocks import Block, Op
 from . import ops, tensor
 from .blocks import WIDE_ROTARY, run_block
 from .checkpoint import checkpoint
+from .chunks import chunked_loss
 from .machine import Parameter, Tensor
 from .math_attention import math_attention
 from .owned import Owned
@@ -63,24 +64,27 @@ class Modules(Owned):
         s = self.symbols
         out = s.region(op.region, op.width)
         part = "logits" if op.output == "logits" else "activations"
-        main = [params[w.name] for w in op.weights]
-        weight = main[0] if main else self.root[self.setup.model.embedding.ops[0].weights[0].name]
-        bias = main[1] if len(main) > 1 else None
+        weight = params[op.weights[0].name] if op.weights else self.output_weight(op)
+        bias = params[op.weights[1].name] if len(op.weights) > 1 else None
         row = s.tensor_parallel and op.parallel == "row"
         if row:
             out = s.tokens(op.width)
-        y = self._product(x, weight, out, bias, part)
+        y = self.product(x, weight, out, bias, part)
         adapters = self.setup.adapters(op)
         if adapters:
             a, b = (params[w.name] for w in adapters)
-            down = self._product(x, a, s.tokens(self.setup.job.lora_rank), None, part)
-            up = self._product(down, b, out, None, part)
+            down = self.product(x, a, s.tokens(self.setup.job.lora_rank), None, part)
+            up = self.product(down, b, out, None, part)
             del down
             scaled = ops.scale(self.run, up)
             del up  # a temporary of the expression: gone before the sum
             y = ops.add(self.run, y, scaled)
             del scaled
         return self._reduced(y, op.width) if row else y
+
+    def output_weight(self, op: Op) -> Parameter:
+        """The output projection's weight: its own, or the embedding's where tied."""
+        return self.root[(op if op.weights else self.setup.model.embedding.ops[0]).weights[0].name]
 
     def _reduced(self, x: Tensor, width: int) -> Tensor:
         """Partial sums of a row-parallel product (or of a split table), as the sequence region wants them."""
@@ -94,7 +98,7 @@ class Modules(Owned):
         s = self.symbols
         return tensor.gather(self.run, x, s.tokens(width), s.when(s.tokens(width), "several sequences"))
 
-    def _product(self, x: Tensor, w: Parameter, out: Size, bias: Parameter | None, part: str) -> Tensor:
+    def product(self, x: Tensor, w: Parameter, out: Size, bias: Parameter | None, part: str) -> Tensor:
         if not self.setup.autocast:
             return ops.linear(self.run, x, w, out, bias, part)
         b = self._copy(bias) if bias is not None else None
@@ -153,6 +157,10 @@ class Modules(Owned):
         x = run_block(self, Block("final", tuple(norm_ops)), self.root, x) if norm_ops else x
         until_norm.clear()
         project = next(op for op in model.head if op.kind == "linear")
+        if self.setup.job.loss == "chunked":
+            return chunked_loss(self, project, x)
+        if self.setup.job.loss == "fused":
+            return self._fused(project, x)
         logits = self._logits(project, x)
         del x
         if self.setup.stage.piped:
@@ -162,6 +170,13 @@ class Modules(Owned):
         if self._vocab_parallel:
             return tensor.vocab_parallel_loss(self.run, logits, s.tokens(), s.one(1))
         return ops.cross_entropy(self.run, logits, s.one(1))
+
+    def _fused(self, op: Op, x: Tensor) -> Tensor:
+        """Projection and loss in one kernel, on 16-bit copies under autocast."""
+        weight = self.output_weight(op).tensor()
+        if self.setup.autocast:
+            x, weight = (ops.cast(self.run, t, self.setup.compute) for t in (x, weight))
+        return ops.fused_loss(self.run, x, weight, self.symbols.one(1))
 
     @property
     def _vocab_parallel(self) -> bool:

@@ -343,9 +343,10 @@ def softmax(r: Run, x: Tensor) -> Tensor:
     return r.op("softmax", [wide], wide.elements, FP32, back, save_output=True)
 
 
-def cross_entropy(r: Run, logits: Tensor, one: Size) -> Tensor:
-    """``cross_entropy(logits.float(), labels)``: keeps the fp32 log-softmax; backward has two more of its size at once."""
+def cross_entropy(r: Run, logits: Tensor, one: Size, labels: Size = ()) -> Tensor:
+    """``cross_entropy(logits.float(), labels)``: keeps the fp32 log-softmax; backward has two more of its size at once. `labels`: how many are copied."""
     wide = cast(r, logits, FP32)
+    wanted = [r.new(labels, 8, "labels")] if labels else []
     wide_elements = wide.elements
 
     def log_softmax_back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
@@ -355,4 +356,29 @@ def cross_entropy(r: Run, logits: Tensor, one: Size) -> Tensor:
         return [r.new(wide_elements, FP32, "loss backward", "logits")]
 
     logp = r.op("log-softmax", [wide], wide.elements, FP32, log_softmax_back, save_output=True, part="logits")
-    return r.op("loss", [logp], one, FP32, nll_back, save=[logp], extra=[(one, FP32)])
+    return r.op("loss", [logp], one, FP32, nll_back, save=[logp, *wanted], extra=[(one, FP32)])
+
+
+def fused_loss(r: Run, x: Tensor, w: Tensor, one: Size) -> Tensor:
+    """PyTorch's ``linear_cross_entropy`` in pieces: makes the gradients of input and weight in forward, in the type of the input, and keeps them alone. They
+    are outputs to autograd, which makes zeros for the gradients that nobody sends back to them.
+
+    What it needs inside, a piece of logits no larger than the input, is the kernel's own.
+    """
+    made = [
+        r.new(t.elements, x.dtype, what, part)
+        for t, what, part in ((x, "input gradient", "activations"), (w, "weight gradient", "gradients"))
+        if t.needs_grad
+    ]
+    wanted = [t.needs_grad for t in (x, w)]
+
+    def back(r: Run, saved: list[Any], g: Tensor) -> list[Tensor | None]:
+        left = list(saved)
+        saved.clear()
+        zeros = [r.new(t.elements, t.dtype, "zeros") for t in left]
+        del zeros
+        return [left.pop(0) if wants else None for wants in wanted]
+
+    out = r.new(one, x.dtype, "loss")
+    out.node = r.node("fused loss", [x.node, w.node], made, back)
+    return cast(r, out, FP32)

@@ -88,6 +88,7 @@ CONDITIONS: dict[str, Callable[[Columns], IntColumn]] = {
     "adding to shards": lambda c: c.summed,
     "first shards": lambda c: 1 - c.summed,
     "three micro-batches": lambda c: (c.microbatches > 2).astype(np.int64),
+    "one sequence": lambda c: (c.batch == 1).astype(np.int64),
     "several sequences": lambda c: (c.batch > 1).astype(np.int64),
     "replicas": lambda c: (c.replicas > 1).astype(np.int64),
 }
@@ -130,6 +131,15 @@ class Symbols:
     def tokens(self, width: int = 1) -> Size:
         """Every token of the micro-batch on this rank."""
         return self.symbol("tokens", lambda c: c.tokens, width)
+
+    def piece(self, i: int, of: int, width: int = 1) -> Size:
+        """Tokens of the i-th of so many pieces of the sequence, the last ones shorter or empty (``Tensor.chunk``)."""
+        return self.symbol(f"tokens of piece {i + 1}/{of}", lambda c: c.batch * _piece(c.seq, i, of), width)
+
+    def room(self, experts: int, top_k: int, factor: float, width: int = 1) -> Size:
+        """Rows of all experts, each with the same capacity."""
+        name = f"{experts} ceil({factor:g} {top_k} tokens/{experts})"
+        return self.symbol(name, lambda c: experts * np.ceil(factor * c.tokens * top_k / experts).astype(np.int64), width)
 
     def sequence(self, width: int = 1) -> Size:
         """The sequence region: tokens / tp with sequence parallelism."""
@@ -262,6 +272,11 @@ class Symbols:
         if not self.tensor_parallel or (w.tp_needs_sp and not self.sequence_parallel):
             return None
         return w.tp_dim
+
+
+def _piece(seq: IntColumn, i: int, of: int) -> IntColumn:
+    length = -(-seq // of)
+    return np.clip(seq - i * length, 0, length)
 
 
 def _masked(whole: Symbol, test: Callable[[Columns], IntColumn]) -> Callable[[Columns], IntColumn]:

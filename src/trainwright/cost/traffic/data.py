@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...frameworks import FRAMEWORKS
 from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
@@ -184,10 +185,9 @@ def _gather(case: Case, elements: IntColumn, count: IntColumn, layer: bool, shar
 
 
 def _fsdp1(case: Case) -> None:
-    """One flat parameter a layer, padded to the ranks; the root is kept after forward. Gradients are reduced every micro-batch, unless
-    the option ``no_sync`` holds them whole instead, which keeps the parameters of ZeRO-2 as well. Without sharding each flat parameter is
-    all-reduced."""
-    quiet = case.switch("no_sync", False)
+    """One flat parameter a layer, padded to the ranks; the root is kept after forward. Gradients are reduced every micro-batch, or held whole
+    instead (`MemoryRules.puts_off`), which keeps the parameters of ZeRO-2 as well. Without sharding each flat parameter is all-reduced."""
+    quiet = FRAMEWORKS["fsdp1"].memory.puts_off(case.model.family, dict(case.structure.options))
     micro = case.micro_batches
     sharding = case.structure.sharding
     shard = case.shard if sharding != "none" else np.ones_like(case.shard)

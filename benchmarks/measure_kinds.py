@@ -1,0 +1,128 @@
+"""What `measure_memory.py` cannot build: 8-bit optimizers, losses in pieces, mixtures with a capacity, context parallelism. Same rows, same trackers.
+
+v/bin/python benchmarks/measure_kinds.py specs.jsonl -o rows.jsonl       # one JSON object a line: {"id": ..., "spec": {...}}
+v/bin/python benchmarks/measure_kinds.py rows.jsonl --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from measure_memory import config_of, differences
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainwright.models import build_model
+from trainwright.spec.model import ModelSpec
+from trainwright.train.config import numbers_of
+from trainwright.train.experts import Capped
+from trainwright.train.modules import Experts, Router
+from trainwright.train.program import Program, WithLoss, two_steps, world
+from trainwright.train.tracker import Tracker
+
+
+class Kinds(Program):
+    """`Program` with bitsandbytes' AdamW in 8 bits (its kernels update in place: they are left out) and PyTorch's fused projection and loss."""
+
+    def _optimizer(self) -> None:
+        if self.training.get("optimizer") != "adam8bit":
+            return super()._optimizer()
+        import bitsandbytes.functional as kernels
+        from bitsandbytes.optim import AdamW8bit
+
+        kernels.create_dynamic_map = lambda **kwargs: torch.empty(256)  # it reads the numbers that it makes
+        kernels.optimizer_update_8bit_blockwise = kernels.optimizer_update_32bit = lambda *args, **kwargs: None
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        if self.strategy["sharding"] == "zero1":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            self.optimizers = [ZeroRedundancyOptimizer(self.trained, AdamW8bit, process_group=self.ddp.process_group, lr=1e-3)]
+        else:
+            self.optimizers = [AdamW8bit(self.trained, lr=1e-3)]
+
+    def wrap(self, model: Any) -> Any:
+        factor, config = self.training.get("moe_capacity_factor"), self.spec["model"]
+        if factor is not None:
+            for layer in model.layers:
+                layer.mlp = Capacity(build_model(config, "mixture"), factor, self.stored)
+        return Fused(model) if self.training.get("loss") == "fused" else super().wrap(model)
+
+
+class Capacity(nn.Module):
+    """The trainer's router and experts, with room for so many rows an expert, in the place of transformers' mixture, whose shapes follow the data."""
+
+    def __init__(self, model: ModelSpec, factor: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        block = next(b for b in model.blocks.values() if b.rows("router"))
+        numbers = numbers_of(model)
+        within = {op.name: op for op in block.ops if op.experts and op.kind not in ("router", "dispatch", "combine")}
+        self.gate = Router(block.rows("router")[0], numbers, dtype=dtype)
+        self.experts = Experts(within, numbers, dtype=dtype)
+        self.experts.route = Capped(factor, model.experts, None, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts(x, *self.gate(x.flatten(0, 1)))
+
+
+class Fused(WithLoss):
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x, weight = self.model.hidden(ids, positions).flatten(0, 1), self.model.head.weight
+        if torch.is_autocast_enabled("cpu"):
+            low = torch.get_autocast_dtype("cpu")
+            x, weight = x.to(low), weight.to(low)
+        return F.linear_cross_entropy(x, weight, labels.flatten(), options=nn.LinearCrossEntropyOptions()).float()
+
+
+def measure(table: dict[str, Any], trace: bool, fake: bool = True) -> tuple[dict[str, Any], Tracker]:
+    s, tracker = table["strategy"], Tracker(trace)
+    with world(s.get("dp", 1) * s.get("tp", 1) * s.get("cp", 1)), FakeTensorMode() if fake else contextlib.nullcontext(), tracker:
+        program = Kinds(table, tracker)
+        found = two_steps(program, tracker)
+        del program
+    gc.collect()
+    return found, tracker
+
+
+def versions(spec: dict[str, Any]) -> str:
+    found = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if spec["training"]["optimizer"] != "adam8bit":
+        return found
+    import bitsandbytes
+
+    return f"{found}, bitsandbytes {bitsandbytes.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("specs", type=Path)
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--only", default="", help="rows whose id holds this text")
+    parser.add_argument("--check", action="store_true", help="compare with the rows' own measured values")
+    parser.add_argument("--real", action="store_true", help="real CPU tensors instead of fake ones: eager attention only")
+    parser.add_argument("--trace", type=Path, help="write every allocation and free of the measured step")
+    args = parser.parse_args()
+    for line in args.specs.read_text().splitlines():
+        row = json.loads(line)
+        if args.only not in row["id"]:
+            continue
+        measured, tracker = measure({**row["spec"], "model": config_of(row["spec"]["model"])}, args.trace is not None, not args.real)
+        if args.trace:
+            args.trace.write_text("\n".join(tracker.events or []) + "\n")
+        print(row["id"], (differences(measured, row["measured"]) or "exact") if args.check else measured["peak_bytes"], flush=True)
+        if args.out:
+            new = {**row, "measured": measured, "date": date.today().isoformat(), "software": versions(row["spec"])}
+            with args.out.open("a") as f:
+                f.write(json.dumps(new) + "\n")
+
+
+if __name__ == "__main__":
+    main()
