@@ -87,6 +87,11 @@ def shared_pieces(scope: Scope) -> Pieces:
     return Pieces(scope, **{f.name: _take(getattr(few, f.name), places[where]) for f in fields(Pieces) if f.name != "scope"})
 
 
+def _shape(t: PlanTable) -> list[IntColumn]:
+    """What the pieces of a structure depend on; of stages and replicas only whether there are several."""
+    return [t.micro_batch_size, t.tp, t.cp, t.ep, t.etp, (t.pp > 1).astype(np.int64), (t.dp * t.cp > 1).astype(np.int64)]
+
+
 @dataclass
 class Known:
     """The pieces of every shape of a rank's work that was asked for, of one model, job and structure."""
@@ -96,12 +101,10 @@ class Known:
 
     def of(self, scope: Scope) -> tuple[Pieces, NDArray[np.intp]]:
         """Pieces, and which of them are those of each plan; the plans are of different shapes."""
-        t = scope.table
-        columns = (t.micro_batch_size, t.tp, t.cp, t.ep, t.etp, t.pp > 1)
-        keys = list(zip(*(c.tolist() for c in columns)))
+        keys = list(zip(*(column.tolist() for column in _shape(scope.table))))
         new = [i for i, key in enumerate(keys) if key not in self.shapes]
         if self.made is None or new:
-            more = pieces(replace(scope, table=t.take(np.array(new, dtype=np.intp))))
+            more = pieces(replace(scope, table=scope.table.take(np.array(new, dtype=np.intp))))
             self.made = more if self.made is None else _joined(self.made, more)
             for i in new:
                 self.shapes[keys[i]] = len(self.shapes)
