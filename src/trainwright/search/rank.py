@@ -199,7 +199,7 @@ def _gather(collector: Collector, found: ExactPass) -> float:
     chunk, look = CHUNK, LOOK
     while True:
         limit = min(found.slowest, found.limit())
-        near = limit if np.isfinite(limit) else collector.nearest(look)
+        near = min(limit, collector.nearest(look))
         count = collector.price(near, chunk)
         found.look()
         if count < chunk and near >= limit:
