@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ from ledger_runs import A100, LINEARS, LLAMA_2_7B, MEGATRON, SMALL, SMALL_MOE, c
 
 from trainwright.cost import tape
 from trainwright.cost.ledger import memory_rows
+from trainwright.cost.ledger.detail import LAYOUTS
+from trainwright.cost.ledger.saved import Layout
 from trainwright.cost.memory_table import PARTS, STATES
 from trainwright.cost.table import PlanTable
 from trainwright.frameworks import FRAMEWORKS
@@ -31,6 +33,10 @@ def test_the_ledger_holds_what_the_tape_does(recompute: str, tp: int) -> None:
     table = PlanTable.from_plans([layout])
     asked = (build_model(SMALL, "m"), cluster(A100, layout.gpus), job(), layout.structure, table)
     assert memory_rows(*asked).peak_bytes[0] == pytest.approx(tape.memory_rows(*asked).peak_bytes[0], rel=0.02)
+
+
+def test_every_layout_of_a_saved_tensor_has_its_formula() -> None:
+    assert set(LAYOUTS) == set(get_args(Layout))
 
 
 # ---- properties

@@ -25,6 +25,7 @@ Replay = Callable[[Scope], list[tuple[Slot, list[Happening]]]]
 
 LAYOUTS = {
     "sequence": "tokens (/ tp with sequence parallelism) x {width} x {bytes} bytes",
+    "scattered": "tokens / tp x {width} x {bytes} bytes",
     "tensor": "tokens x {width} / tp x {bytes} bytes",
     "whole": "tokens x {width} x {bytes} bytes",
     "routed": "routed tokens x {width} x {bytes} bytes",
