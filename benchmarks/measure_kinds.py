@@ -20,7 +20,11 @@ import transformers
 from measure_memory import config_of, differences
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.utils._python_dispatch import _disable_current_modes
 
+import trainwright.train.models as models
 from trainwright.models import build_model
 from trainwright.spec.model import ModelSpec
 from trainwright.train.config import numbers_of
@@ -30,8 +34,43 @@ from trainwright.train.program import Program, WithLoss, two_steps, world
 from trainwright.train.tracker import Tracker
 
 
+class Ring(torch.autograd.Function):
+    """PyTorch's own ring attention around its flash kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+        out, lse, _, _, _, _, seed, offset, _ = ring._scaled_dot_product_ring_flash_attention(mesh, q, k, v, 0.0, True)
+        ctx.mesh = mesh
+        ctx.save_for_backward(q, k, v, out, lse, seed, offset)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, seed, offset = ctx.saved_tensors
+        made = ring._scaled_dot_product_ring_flash_attention_backward(
+            ctx.mesh, g, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, True, seed, offset
+        )
+        return (*made[:3], None)
+
+
 class Kinds(Program):
     """`Program` with bitsandbytes' AdamW in 8 bits (its kernels update in place: they are left out) and PyTorch's fused projection and loss."""
+
+    def _meshes(self) -> dict[str, DeviceMesh]:
+        """Context parallelism: parameters are cut over dp x cp, attention goes round cp."""
+        size = self.strategy.get("cp", 1)
+        if size == 1:
+            return super()._meshes()
+        self.seq //= size
+        with _disable_current_modes():
+            mesh = init_device_mesh("cpu", (self.dp, size), mesh_dim_names=("dp", "cp"))
+            found = {"dp": mesh["dp", "cp"]._flatten("both"), "tp": mesh["cp"]}
+            for name, one in (("dp", found["dp"]), ("cp", mesh["cp"])):
+                self.tracker.axes[one.get_group().group_name] = (name, one.size())
+        kind = self.strategy.get("cp_kind", "ring")
+        ring.set_rotate_method("alltoall" if kind == "ring" else "allgather")
+        models.attention = lambda q, k, v, _: Ring.apply(q, k, v, mesh["cp"])
+        return found
 
     def _optimizer(self) -> None:
         if self.training.get("optimizer") != "adam8bit":

@@ -1,7 +1,7 @@
 """A step of training as a symbolic tape of allocations and frees (rules of PyTorch 2.13), replayed once a structure for all its plans.
 
 `sizes` names what is counted, `machine` is storages, tensors and the backward engine, `ops` are PyTorch's operations, `blocks` turns a
-model's rows into them, `fsdp` and `checkpoint` add what FSDP2 and recomputation do, `step` is one step of a stage, `program` its matrices,
+model's rows into them (`chunks`, `experts` and `ring` what is more than a row), `fsdp` and `checkpoint` add what FSDP2 and recomputation do, `step` is one step of a stage, `program` its matrices,
 `engine` their columns.
 """
 
@@ -39,10 +39,12 @@ def _has_capacity(model: ModelSpec, job: TrainingJob, structure: Structure) -> b
 
 
 def has_rule(model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
-    """Which plans of a structure the tape can replay: context parallelism has buffers that it does not know, what trains adapters on one rank of plain
+    """Which plans of a structure the tape can replay: context parallelism is PyTorch's ring alone (`_goes_round`), what trains adapters on one rank of plain
     PyTorch joins products (`ledger.packed`), a loss in pieces takes whole sequences on one rank, and experts with a capacity stand whole on a rank or are
     cut over no more ranks than there are."""
-    known: NDArray[np.bool_] = table.cp == 1
+    known: NDArray[np.bool_] = (table.cp == 1) | (
+        _goes_round(job, structure) & (table.tp == 1) & (table.pp == 1) & (job.seq_len % (2 * table.cp) == 0)
+    )
     if structure.framework == "ddp" and job.method == "lora":
         known = known & (table.gpus > 1)
     if job.loss in ("chunked", "fused"):
@@ -51,3 +53,9 @@ def has_rule(model: ModelSpec, job: TrainingJob, structure: Structure, table: Pl
         known = known & (table.tp == 1) & (table.ep == 1) & (table.pp == 1)
         known = known & ((table.dp_shard <= model.experts) | (structure.sharding == "none"))
     return known
+
+
+def _goes_round(job: TrainingJob, structure: Structure) -> bool:
+    """Whether context parallelism is PyTorch's own ring around its flash kernel, in one type."""
+    plain = structure.attention == "flash" and structure.recompute != "selective" and not job.autocast and job.method == "full"
+    return structure.framework == "fsdp2" and structure.sharding != "none" and structure.cp_kind in ("ring", "allgather") and plain

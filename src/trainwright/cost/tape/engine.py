@@ -19,6 +19,7 @@ from ..table import PlanTable
 from .detail import Detail
 from .pipeline import Rank, ranks
 from .program import FEW, Pattern, Program, make, pattern
+from .ring import MOST
 from .setup import Setup, Stage, Variant, reduces_every_micro_batch
 from .sizes import Columns
 
@@ -66,9 +67,10 @@ def variants(model: ModelSpec, structure: Structure, table: PlanTable) -> Iterat
         table.micro_batch_size > 1 if eager else never,
         -(-model.kv_heads // table.tp) == 1 if structure.attention != "flash" and model.kv_heads < model.heads else never,
     )
-    code = sum((f.astype(np.int64) << i for i, f in enumerate(flags)), np.zeros(len(table), np.int64))
+    code = sum((f.astype(np.int64) << i for i, f in enumerate(flags)), np.minimum(table.cp, MOST) << len(flags))
     for value in np.unique(code):
-        yield Variant(*(bool(value >> i & 1) for i in range(len(flags)))), np.flatnonzero(code == value)
+        tensor, data, batched, single_kv = (bool(value >> i & 1) for i in range(len(flags)))
+        yield Variant(tensor, data, batched, single_kv, int(value >> len(flags))), np.flatnonzero(code == value)
 
 
 def program(model: ModelSpec, job: TrainingJob, structure: Structure, variant: Variant, stage: Stage) -> tuple[Program, int]:
@@ -102,6 +104,7 @@ def _structure_key(structure: Structure, variant: Variant) -> Structure:
         recompute_every=structure.recompute_every,
         recompute_modules=structure.recompute_modules,
         attention=structure.attention,
+        cp_kind=structure.cp_kind if variant.context > 1 else "ring",
         reshard_root=structure.reshard_root or structure.sharding != "zero3",
         options=(("no_sync", False),) if reduces_every_micro_batch(structure) else (),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...spec.blocks import Block, Op
-from . import ops, tensor
+from . import ops, ring, tensor
 from .blocks import WIDE_ROTARY, run_block
 from .checkpoint import checkpoint
 from .chunks import chunked_loss
@@ -138,6 +138,8 @@ class Modules(Owned):
                 v = ops.repeat_heads(r, v, out, view)
             if self.setup.autocast:
                 q, k, v = (ops.cast(r, t, compute) for t in (q, k, v))
+            if self.setup.variant.context > 1:
+                return ops.copied(r, ring.attention(r, q, k, v, ring_of_ranks(self, op)))  # merged by head, copied into rows
             if kind == "flash":
                 return ops.sdpa(r, q, k, v, out, s.split(op.heads), "flash", s.one(24))
             if kind == "efficient":
@@ -194,3 +196,13 @@ class Modules(Owned):
         local = self.linear(op, self.root, x)
         del x
         return local if self._vocab_parallel else tensor.gather_logits(r, local, s.tokens(op.width))
+
+
+def ring_of_ranks(step: Modules, op: Op) -> ring.Ring:
+    """The sizes of an attention whose sequence lies on several ranks."""
+    s = step.symbols
+    key, value = s.split(op.kv_heads * op.head_dim), s.split(op.kv_heads * (op.v_head_dim or op.head_dim))
+    gathers = step.setup.structure.cp_kind == "allgather"
+    everyone = s.every_rank(op.kv_heads * (op.head_dim + (op.v_head_dim or op.head_dim))) if gathers else ()
+    query = s.split(op.heads * op.head_dim)
+    return ring.Ring(query, key, value, s.split(op.heads), s.one(1), everyone, step.setup.variant.context)

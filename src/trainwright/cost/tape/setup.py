@@ -20,6 +20,7 @@ class Variant(NamedTuple):
     data: bool = False  # more than one rank of data parallelism, where nothing is sharded
     batched: bool = False  # more than one sequence a micro-batch, where attention is eager
     single_kv: bool = False  # one key-value head a rank, where heads are repeated: a view
+    context: int = 1  # ranks of context parallelism, as far as their steps differ
 
 
 def reduces_every_micro_batch(structure: Structure) -> bool:

@@ -136,6 +136,10 @@ class Symbols:
         """Tokens of the i-th of so many pieces of the sequence, the last ones shorter or empty (``Tensor.chunk``)."""
         return self.symbol(f"tokens of piece {i + 1}/{of}", lambda c: c.batch * _piece(c.seq, i, of), width)
 
+    def every_rank(self, width: int = 1) -> Size:
+        """Tokens of all ranks of context parallelism."""
+        return self.symbol("cp tokens", lambda c: c.cp * c.tokens, width)
+
     def room(self, experts: int, top_k: int, factor: float, width: int = 1) -> Size:
         """Rows of all experts, each with the same capacity."""
         name = f"{experts} ceil({factor:g} {top_k} tokens/{experts})"
