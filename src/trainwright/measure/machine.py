@@ -107,7 +107,7 @@ def machine_of(raw: Mapping[str, Any], *, base: GpuSpec | None = None, seconds: 
         "bytes_per_parameter": o["step_s"] / o["parameters"] * bandwidth,
         "gradient_passes": o["clip_s"] / o["parameters"] * bandwidth / 4.0,
     }
-    kernels["host"] = {"kernel_s": raw["launch_s"]} | ({"serial": 1.0} if device["kind"] == "cpu" else {})
+    kernels["host"] = {"kernel_s": raw["launch_s"]} | ({"serial": 1.0} if device["kind"] == "cpu" else {}) | raw.get("host", {})
     kernels["step"] = {"floor_s": 0.001, "jitter": constants()["step"]["jitter"]}
     if raw.get("overlap"):
         kernels["overlap"] = overlap_of(raw["overlap"])

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from . import measure_host
 from .config import Numbers
 from .kernels import attend
 from .modules import ACTIVATIONS, RMSNorm, rotate
@@ -323,6 +324,7 @@ def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
         found["optimizer"] = optimizer(clock)
         found["collectives"] = collectives(device, ranks, 2**24 if device.type == "cpu" else 2**28) if ranks > 1 else []
         found["overlap"] = overlap(device, ranks)
+        found["host"] = measure_host.measure(ranks) if device.type == "cpu" else {}
     return found
 
 
