@@ -263,6 +263,8 @@ def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any
 def _timed(call: Callable[[], object], group: Any, device: torch.device, repeats: int) -> Iterator[float]:
     for i in range(repeats + 1):
         dist.barrier(group=group)
+        if device.type == "cpu":
+            measure_host.Cold.sweep()
         start = time.perf_counter()
         call()
         if device.type == "cuda":
