@@ -10,13 +10,18 @@ import pytest
 pytest.importorskip("torch")
 from alike import Ranks
 
-from trainwright.train.measure_host import line
+from trainwright.train.measure_host import PASSES, apart, line
 
 
 def test_a_line_through_two_points_is_never_below_zero() -> None:
     assert line((10.0, 110.0), (7.0, 57.0)) == pytest.approx([2.0, 0.5])
     assert line((10.0, 110.0), (7.0, 5.0)) == [7.0, 0.0]  # a large message that seems to cost less: noise
     assert line((10.0, 110.0), (-1.0, -2.0)) == [0.0, 0.0]
+
+
+def test_passes_and_their_reduction_come_apart() -> None:
+    assert apart(5.0, 2.0 * PASSES + 3.0) == pytest.approx((2.0, 3.0))
+    assert apart(1.0, 2.0 * PASSES) == pytest.approx((2.0, 0.0))  # noise: nothing is below zero, and the sum of many passes stays
 
 
 def test_seconds_are_divided_by_the_messages_there_are(ranks: Ranks) -> None:
