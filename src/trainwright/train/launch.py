@@ -255,7 +255,7 @@ class Launch:
         """torchrun's exit status, negative for a signal. Nothing that it started is alive after."""
         (self.folder / "logs").mkdir(exist_ok=True)
         environment = {
-            **KEEPS_FREED,
+            **({} if gpus() else KEEPS_FREED),
             **os.environ,
             **self.environment,
             LAUNCHED: "1",

@@ -250,7 +250,7 @@ def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any
         mine = dist.get_rank() in members
         for kind in KINDS:
             for size in (s for s in SIZES if s <= largest):
-                taken = list(_timed(call_of(kind, size, group, members, device), group, device, 6 if size < 2**22 else 4)) if mine else []
+                taken = list(_timed(call_of(kind, size, group, members, device), group, device, 12 if size < 2**22 else 6)) if mine else []
                 half = sorted(taken)[: max(1, len(taken) // 2)]
                 seconds = torch.tensor([sum(half) / max(len(half), 1)], dtype=torch.float64)
                 if mine:
