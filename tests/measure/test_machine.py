@@ -87,6 +87,20 @@ def test_a_message_behind_work() -> None:
     assert overlap_of({"work_s": 0.3, "sent_s": 0.2, "both_s": 0.9})["residual"] == pytest.approx(3.0)
 
 
+def test_what_sending_costs_is_written_read_and_told(tmp_path: Path) -> None:
+    line = [2e-3, 5e-10]
+    host = {"groups": {"zero3": {"each": line, "reduce": line}}, "tp": {"product_s": 1e-3, "all_gather": line}, "update_s": 5e-5}
+    sharded = run(framework="fsdp2", sharding="zero3")
+    (tmp_path / "with").mkdir()
+    profiles = write(tmp_path), write(tmp_path / "with", raw() | {"host": host})
+    without, found = (tw.estimate(sharded, catalog_files=(p,)).step_s for p in profiles)
+    assert found - without > 5 * (2e-3 + 2e-3)  # four layers and the ends, gathered and reduced
+    told = {row["measured"]: row["found"] for row in machine_of(raw() | {"host": host}).rows()}
+    assert told["a group of FSDP2 (zero3), each"] == "2,000 us + 0.50 ns a byte"
+    assert told["host, tp product"] == "1,000 us"
+    assert told["host, tp all-gather"] == "2,000 us + 0.50 ns a byte"
+
+
 def test_curves_never_fall() -> None:
     (curve,) = curves_of([["all_reduce", 2, 1024, 3e-4], ["all_reduce", 2, 64, 4e-4], ["all_reduce", 2, 4096, 5e-4]])
     assert curve["bytes"] == [64, 1024, 4096]

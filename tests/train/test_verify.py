@@ -142,6 +142,19 @@ def line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
+def test_what_another_engine_runs_is_not_run_by_pytorch_without_a_word() -> None:
+    pytest.importorskip("torch")
+    from trainwright.train.verify import require_engine
+
+    require_engine(resolve(validate(spec())))
+    for sharding in ("zero1", "zero3"):
+        plan = spec({"gradient_dtype": "bf16"}, framework="deepspeed", sharding=sharding)
+        with pytest.raises(SpecError, match=r"strategy.framework: .*not DeepSpeed, .*--engine deepspeed. runs .nearest: fsdp2, ddp"):
+            require_engine(resolve(validate(plan)))
+    with pytest.raises(SpecError, match=r"training\.method"):
+        require_engine(resolve(validate(spec({"method": "lora"}))))
+
+
 def test_the_command_says_what_there_is_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--memory" in line(capsys, "10M", "--on", "8xH100")
     assert "strategy.framework" in line(capsys, "10M", "--on", "8xH100", "--framework", "megatron", "--memory")

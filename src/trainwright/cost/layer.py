@@ -70,7 +70,7 @@ def block_time(
     if precision in ("fp8", "fp4"):
         parts.append(_casts(block, shares, job, rules, rate, table))
     if block.rows("cross_entropy"):
-        parts.append(_loss(block, shares, job, rate, table))
+        parts.append(_loss(block, shares, job, structure, rate, table))
     parts.append(_gradients(block, shares, job, structure, rules, rate))
     forward = sum((p.forward for p in parts), np.zeros_like(shares.tokens))
     backward = sum((p.backward for p in parts), np.zeros_like(shares.tokens))
@@ -136,11 +136,14 @@ def _casts(block: Block, shares: Shares, job: TrainingJob, rules: TimeRules, rat
     )
 
 
-def _loss(block: Block, shares: Shares, job: TrainingJob, rate: Rates, table: Constants) -> Part:
+def _loss(block: Block, shares: Shares, job: TrainingJob, structure: Structure, rate: Rates, table: Constants) -> Part:
+    """Every rank's part of the vocabulary; PyTorch's tensor parallelism gathers the logits for any loss but ``vocab-parallel``, and each rank takes all."""
     per = table["loss"][job.loss]
-    logits = sum((op.width * shares.tokens / shares.tp for op in block.rows("cross_entropy")), np.zeros_like(shares.tokens))
+    whole = structure.framework in ("fsdp2", "ddp") and job.loss != "vocab-parallel"
+    split = 1.0 if whole else shares.tp
+    logits = sum((op.width * shares.tokens / split for op in block.rows("cross_entropy")), np.zeros_like(shares.tokens))
     seconds = per * logits / rate.bytes_per_s
-    return Part("loss", "loss", 0.5 * seconds, 0.5 * seconds, "bytes a logit x tokens x vocabulary / tp / bandwidth", {"logits": logits})
+    return Part("loss", "loss", 0.5 * seconds, 0.5 * seconds, "bytes a logit x logits / bandwidth", {"logits": logits})
 
 
 def local_parameters(block: Block, shares: Shares) -> Column:

@@ -29,6 +29,7 @@ from .once import offload_seconds, optimizer_seconds, owned_parameters, saved_by
 from .overlap import DATA, IN_LAYER, behind, in_layer
 from .pipeline_time import stages_of
 from .prices import contiguous, price, take
+from .sending import sending_seconds
 from .software import software_factor, software_year
 from .table import Column, PlanTable
 
@@ -196,6 +197,7 @@ class StructurePieces:
         self._layers(out, times, layers, shown)
         self._ends(out)
         self._data(out, shown, layers, forward_window, backward_window)
+        self._send(out, times, layers, ends)
         owned = owned_parameters(self.model, self.job, self.structure, self.table, layers, ends, self.different, self.spread)
         offload = self.structure.offload
         if offload in ("none", "activations-cpu"):
@@ -335,6 +337,14 @@ class StructurePieces:
         out.per_micro_batch[self.rows] = per + self.rules.micro_batch_s + loss / self.m
         out.data_s[self.rows] = 0.0 if each else total
         self._pairs(out)
+
+    def _send(self, out: Pieces, times: Sequence[BlockTime], layers: NDArray[np.float64], ends: NDArray[np.float64]) -> None:
+        """The host's own part in sending, where it was measured."""
+        law = self.constants["host"]
+        if law.get("serial"):
+            again = [self.spread(t.recompute_kernels) / max(t.kernels, 1.0) for t in times]
+            found = sending_seconds(law, self.model, self.structure, self.table, self.messages, layers, ends, again)
+            out.per_micro_batch[self.rows] += sum(found.values(), np.zeros(len(self.table))) / self.m
 
     def _hides(self, m: Message) -> bool:
         if m.overlaps:

@@ -17,6 +17,7 @@ def layouts(gpus: int, batch: int) -> Iterator[dict[str, Any]]:
     data = {"dp": gpus}
     tensor = {**PLAIN, "dp": 1, "tp": gpus, "sequence_parallel": True}
     pipeline = {**PLAIN, "dp": 1, "pp": gpus}
+    context = {"dp": 1, "cp": gpus}
     yield from (
         {**DDP, **data, "micro_batch_size": share},
         {**DDP, **data, "micro_batch_size": share, "recompute": "full"},
@@ -34,6 +35,9 @@ def layouts(gpus: int, batch: int) -> Iterator[dict[str, Any]]:
         {"framework": "fsdp2", "sharding": "zero2", **data, "micro_batch_size": share, "recompute": "full"},
         {**pipeline, "schedule": "1f1b", "micro_batch_size": small, "recompute": "full"},
         {**PLAIN, **data, "micro_batch_size": share},
+        {**PLAIN, **context, "micro_batch_size": batch},
+        {**PLAIN, **context, "micro_batch_size": small, "cp_kind": "ulysses"},
+        {**ZERO3, **context, "micro_batch_size": half, "recompute": "full"},
     )
 
 
@@ -41,6 +45,7 @@ def name_of(strategy: Mapping[str, Any]) -> str:
     """A layout in a few words: what differs from one device."""
     words = [str(strategy.get("framework", "")), str(strategy.get("sharding", "none"))]
     words += [f"{axis} {strategy[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep") if (strategy.get(axis) or 1) > 1]
+    words += [str(strategy["cp_kind"])] if (strategy.get("cp") or 1) > 1 and strategy.get("cp_kind", "ring") != "ring" else []
     words += ["sp"] if strategy.get("sequence_parallel") else []
     words += [str(strategy["schedule"])] if (strategy.get("pp") or 1) > 1 else []
     words += [f"micro-batch {strategy.get('micro_batch_size', 1)}"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,9 +65,11 @@ class Machine:
             text = ", ".join(f"{k} {v[0]:.1f}/{v[1]:.1f}" for k, v in passes.items())
             found.append({"measured": f"passes forward/backward, {dtype}", "points": len(passes), "mean error": "", "found": text})
         for name in ("loss", "optimizer", "host", "overlap"):
-            text = ", ".join(f"{k} {_short(k, v)}" for k, v in known.get(name, {}).items())
+            table = {k: v for k, v in known.get(name, {}).items() if k not in ("groups", "tp", "cp")}
+            text = ", ".join(f"{k} {_short(k, v)}" for k, v in table.items())
             if text:
                 found.append({"measured": name, "points": 1, "mean error": "", "found": text})
+        found += [{"measured": what, "points": 2, "mean error": "", "found": text} for what, text in _sending(known.get("host", {}))]
         curves = self.gpu["measured"].get("collective", [])
         for c in curves:
             text = f"{c['seconds'][0] * 1e6:,.0f} us at {c['bytes'][0]:,.0f} B, {c['bytes'][-1] / c['seconds'][-1] / 1e9:.2f} GB/s at {c['bytes'][-1]:,.0f} B"
@@ -81,6 +83,17 @@ def _short(name: str, value: Any) -> str:
     if name == "flops":
         return f"{value / 1e9:,.1f} GFLOP/s"
     return f"{value * 1e6:.1f} us" if name.endswith("_s") else f"{value:.3g}"
+
+
+def _sending(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a rank itself spends around messages, a line each."""
+    for sharding, lines in host.get("groups", {}).items():
+        for name, (call, byte) in lines.items():
+            yield f"a group of FSDP2 ({sharding}), {name}", f"{call * 1e6:,.0f} us + {byte * 1e9:.2f} ns a byte"
+    for axis in ("tp", "cp"):
+        for name, line in host.get(axis, {}).items():
+            text = f"{line * 1e6:,.0f} us" if isinstance(line, float) else f"{line[0] * 1e6:,.0f} us + {line[1] * 1e9:.2f} ns a byte"
+            yield f"host, {axis} {name.removesuffix('_s').replace('_', '-')}", text
 
 
 def machine_of(raw: Mapping[str, Any], *, base: GpuSpec | None = None, seconds: float = 0.0) -> Machine:
@@ -107,7 +120,7 @@ def machine_of(raw: Mapping[str, Any], *, base: GpuSpec | None = None, seconds: 
         "bytes_per_parameter": o["step_s"] / o["parameters"] * bandwidth,
         "gradient_passes": o["clip_s"] / o["parameters"] * bandwidth / 4.0,
     }
-    kernels["host"] = {"kernel_s": raw["launch_s"]} | ({"serial": 1.0} if device["kind"] == "cpu" else {})
+    kernels["host"] = {"kernel_s": raw["launch_s"]} | ({"serial": 1.0} if device["kind"] == "cpu" else {}) | raw.get("host", {})
     kernels["step"] = {"floor_s": 0.001, "jitter": constants()["step"]["jitter"]}
     if raw.get("overlap"):
         kernels["overlap"] = overlap_of(raw["overlap"])

@@ -24,6 +24,7 @@ from ..resolve import Run
 from .data.tokens import prepare
 from .engines import engine_of
 from .files import CHECKPOINTS, ERRORS, METRICS, OUTCOME, RUN, STOP_FILE, read_errors, read_events, read_json, write_json, write_text
+from .ranks import KEEPS_FREED
 from .scope import require_torch
 from .settings import Settings
 from .whole import latest_step
@@ -254,6 +255,7 @@ class Launch:
         """torchrun's exit status, negative for a signal. Nothing that it started is alive after."""
         (self.folder / "logs").mkdir(exist_ok=True)
         environment = {
+            **({} if gpus() else KEEPS_FREED),
             **os.environ,
             **self.environment,
             LAUNCHED: "1",

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from . import measure_host
 from .config import Numbers
 from .kernels import attend
 from .modules import ACTIVATIONS, RMSNorm, rotate
@@ -249,7 +250,7 @@ def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any
         mine = dist.get_rank() in members
         for kind in KINDS:
             for size in (s for s in SIZES if s <= largest):
-                taken = list(_timed(call_of(kind, size, group, members, device), group, device, 6 if size < 2**22 else 4)) if mine else []
+                taken = list(_timed(call_of(kind, size, group, members, device), group, device, 12 if size < 2**22 else 6)) if mine else []
                 half = sorted(taken)[: max(1, len(taken) // 2)]
                 seconds = torch.tensor([sum(half) / max(len(half), 1)], dtype=torch.float64)
                 if mine:
@@ -262,6 +263,8 @@ def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any
 def _timed(call: Callable[[], object], group: Any, device: torch.device, repeats: int) -> Iterator[float]:
     for i in range(repeats + 1):
         dist.barrier(group=group)
+        if device.type == "cpu":
+            measure_host.Cold.sweep()
         start = time.perf_counter()
         call()
         if device.type == "cuda":
@@ -323,6 +326,7 @@ def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
         found["optimizer"] = optimizer(clock)
         found["collectives"] = collectives(device, ranks, 2**24 if device.type == "cpu" else 2**28) if ranks > 1 else []
         found["overlap"] = overlap(device, ranks)
+        found["host"] = measure_host.measure(ranks) if device.type == "cpu" else {}
     return found
 
 

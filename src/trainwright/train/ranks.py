@@ -21,6 +21,9 @@ from typing import Any
 
 from ..errors import TrainwrightError, one_line
 
+# glibc hands what is freed back to the system and faults it in again page by page, although every step wants the same tensors once more.
+KEEPS_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
 
 class RankFailed(TrainwrightError):
     """A rank ended without an answer; ``str()`` has its own last line."""
@@ -31,7 +34,7 @@ def run_ranks(module: str, request: dict[str, Any], ranks: int, timeout_s: float
     with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
         place = Path(folder)
         (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {**KEEPS_FREED, **os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")) if p)
         with open(place / "log", "wb") as log:
             started = [

@@ -14,8 +14,10 @@ from ..measure.machine import Machine, machine_of
 from ..measure.real import RealRow, RealVerification, loss_rows, message_rows, time_rows
 from ..resolve import Run, resolve
 from ..spec.run import validate
+from .engines import NATIVE, engine_of
 from .ranks import run_ranks
 from .scope import require_torch
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..cost.estimate import Estimate
@@ -87,6 +89,19 @@ def require_room(run: Run) -> None:
             "training.global_batch_size",
             [*only_fake, "a smaller batch"],
         )
+
+
+def require_engine(run: Run) -> None:
+    """Raises `SpecError` for a plan that PyTorch's own wrappers do not run: what would run here would be another."""
+    settings = Settings()
+    engine = engine_of(run, settings)
+    if engine.name != NATIVE:
+        raise SpecError(
+            f"only PyTorch's own wrappers are held against their plan, not {engine.title}, whose steps `trainwright train --engine {engine.name}` runs",
+            "strategy.framework",
+            ["fsdp2", "ddp"],
+        )
+    engine.check(run, settings, hardware()[0] == "cuda")
 
 
 class Real:
@@ -182,10 +197,12 @@ def verify_real(
     `estimate` predicts; `machine` or `profile` (a file) say how fast this machine is; without either it is measured first.
     """
     require_torch()
-    require_room(resolve(validate(dict(document)), catalog_files))
+    run = resolve(validate(dict(document)), catalog_files)
+    require_room(run)
+    require_engine(run)
     with tempfile.TemporaryDirectory(prefix="trainwright-") as folder:
         if profile is None:
-            machine = machine or measure_machine(resolve(validate(dict(document)), catalog_files).plan.gpus)
+            machine = machine or measure_machine(run.plan.gpus)
             path = Path(folder) / "machine.toml"
             path.write_text(machine.to_toml(), encoding="utf-8")
             profile = str(path)
