@@ -1,8 +1,8 @@
 """A step of training as a symbolic tape of allocations and frees (rules of PyTorch 2.13), replayed once a structure for all its plans.
 
 `sizes` names what is counted, `machine` is storages, tensors and the backward engine, `ops` are PyTorch's operations, `blocks` turns a
-model's rows into them (`chunks`, `experts` and `ring` what is more than a row), `fsdp` and `checkpoint` add what FSDP2 and recomputation do, `step` is one step of a stage, `program` its matrices,
-`engine` their columns.
+model's rows into them (`chunks`, `experts` and `ring` what is more than a row), `fsdp` and `checkpoint` add what FSDP2 and recomputation do,
+`step` is one step of a stage, `program` its matrices, `engine` their columns.
 """
 
 from __future__ import annotations
