@@ -257,7 +257,12 @@ def split_over(model: Any, mesh: Any, *, sequence: bool, vocabulary: bool) -> No
         plan[names[1]] = SequenceParallel()
         if gpt:
             plan["wpe"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=out)
-    parallelize_module(model if gpt else model.m, mesh, plan)
+    whole_model = model if gpt else model.m
+    table_of, head_of = whole_model.get_submodule(names[0]), whole_model.get_submodule(names[2])
+    tied = table_of.weight is head_of.weight
+    parallelize_module(whole_model, mesh, plan)
+    if tied:  # each got a copy of its own
+        head_of.weight = table_of.weight
     column = "attn.q attn.k attn.v mlp.up" if gpt else "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj"
     row = "attn.o mlp.down" if gpt else "self_attn.o_proj mlp.down_proj"
     for layer in model.layers:
