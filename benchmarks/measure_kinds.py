@@ -6,18 +6,16 @@ v/bin/python benchmarks/measure_kinds.py rows.jsonl --check
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import transformers
-from measure_memory import config_of, differences
+from measure_memory import config_of, differences, options
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -141,14 +139,7 @@ def versions(spec: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("specs", type=Path)
-    parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--only", default="", help="rows whose id holds this text")
-    parser.add_argument("--check", action="store_true", help="compare with the rows' own measured values")
-    parser.add_argument("--real", action="store_true", help="real CPU tensors instead of fake ones: eager attention only")
-    parser.add_argument("--trace", type=Path, help="write every allocation and free of the measured step")
-    args = parser.parse_args()
+    args = options(__doc__)
     for line in args.specs.read_text().splitlines():
         row = json.loads(line)
         if args.only not in row["id"]:

@@ -47,15 +47,20 @@ def differences(measured: dict[str, Any], wanted: dict[str, Any]) -> dict[str, A
     return out
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc: str | None) -> argparse.Namespace:
+    """The command line of a script that measures rows of specs."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", type=Path)
     parser.add_argument("-o", "--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose id holds this text")
     parser.add_argument("--check", action="store_true", help="compare with the rows' own measured values")
     parser.add_argument("--real", action="store_true", help="real CPU tensors instead of fake ones: eager attention only")
     parser.add_argument("--trace", type=Path, help="write every allocation and free of the measured step")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = options(__doc__)
     software = f"torch {torch.__version__}, transformers {transformers.__version__}"
     done = {json.loads(line)["id"] for line in args.out.read_text().splitlines()} if args.out and args.out.exists() else set()
     for line in args.specs.read_text().splitlines():

@@ -130,19 +130,9 @@ def pieces(
         chosen = [k for k, m in enumerate(sent) if m.calls.any()]
         sent = [sent[k] for k in chosen]
         seconds = price(cluster, mine, sent)
+        known = {} if known is None else known
         part = StructurePieces(
-            model,
-            cluster,
-            job,
-            structure,
-            mine,
-            sent,
-            seconds,
-            table_of_constants,
-            rules[structure.framework],
-            place,
-            beside,
-            {} if known is None else known,
+            model, cluster, job, structure, mine, sent, seconds, table_of_constants, rules[structure.framework], place, beside, known
         )
         visible = part.fill(made)
         for k, every, shown in zip(chosen, part.seconds, visible):
