@@ -13,6 +13,7 @@ import trainwright as tw
 from trainwright.errors import SpecError
 from trainwright.measure.calibrate import read_profile
 from trainwright.measure.machine import curves_of, fit_attention, fit_ramps, fit_tiles, machine_of, overlap_of
+from trainwright.measure.real import time_rows
 
 RATE, BANDWIDTH = 50e9, 10e9
 SHAPES = [(m, n, k) for m in (64, 256, 1024) for n in (64, 512) for k in (128, 1024)]
@@ -99,6 +100,20 @@ def test_what_sending_costs_is_written_read_and_told(tmp_path: Path) -> None:
     assert told["a group of FSDP2 (zero3), each"] == "2,000 us + 0.50 ns a byte"
     assert told["host, tp product"] == "1,000 us"
     assert told["host, tp all-gather"] == "2,000 us + 0.50 ns a byte"
+
+
+def test_predicted_steps_keep_pace_with_a_machine_that_slowed_down(tmp_path: Path) -> None:
+    """Twice as long for the same work as when it was calibrated: a step that was to take 2 s takes 4."""
+    machine = machine_of(raw() | {"host": {"pulse_s": 0.05}})
+    assert machine.pulse_s == 0.05
+    assert machine_of(raw()).pulse_s is None
+    plan = tw.estimate(run(), catalog_files=(write(tmp_path, raw() | {"host": {"pulse_s": 0.05}}),))
+    assert plan.step_s == tw.estimate(run(), catalog_files=(write(tmp_path),)).step_s  # the pulse itself prices nothing
+    found = [{"seconds": [9.0, 2 * plan.step_s], "pulse": [0.5, 0.1]}, {"seconds": [2 * plan.step_s], "pulse": [0.1]}]
+    for calibrated, expected in ((0.05, 2 * plan.step_s), (None, plan.step_s)):
+        rows, summary = time_rows(["a", "b"], [plan, plan], found, calibrated)
+        assert [r.predicted for r in rows] == [pytest.approx(expected)] * 2
+        assert summary["pace"] == expected / plan.step_s
 
 
 def test_curves_never_fall() -> None:

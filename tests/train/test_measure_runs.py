@@ -63,6 +63,7 @@ def test_steps_take_time(found: dict) -> None:
     rows, summary = time_rows(names, [estimate(document(STRATEGIES[n])) for n in names], [found[n] for n in names])
     assert summary["layouts"] == 3
     assert all(r.measured > 0 for r in rows)
+    assert all(min(found[n]["pulse"]) > 0 for n in names)  # taken beside each
 
 
 def test_what_cannot_run_is_named_and_the_rest_runs() -> None:

@@ -49,6 +49,11 @@ class Machine:
     def id(self) -> str:
         return str(self.gpu["id"])
 
+    @property
+    def pulse_s(self) -> float | None:
+        """Seconds of a fixed piece of work (`train.pulse`) while the rest was measured; None on a GPU."""
+        return self.gpu["measured"]["kernels"].get("host", {}).get("pulse_s") if "measured" in self.gpu else None
+
     def to_toml(self) -> str:
         """A profile: the same file serves ``--profile`` and ``--catalog``."""
         return tomli_w.dumps({"gpu": [dict(self.gpu)]})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .compare import rank_correlation
@@ -101,23 +102,32 @@ def _name(estimate: Estimate, axis: str) -> str:
     return "/".join(name for name, size in sizes.items() if size == plan.gpus) or "all ranks" if axis == "world" else axis
 
 
+def pace(found: Sequence[Mapping[str, Any]], calibrated_s: float | None) -> float:
+    """How many times as long as when it was calibrated this machine takes for the same work (`train.pulse`): of each layout the shortest pulse, as of its
+    steps, and the median over layouts. 1 where nobody took a pulse, then or now."""
+    now = [min(entry["pulse"]) for entry in found if entry.get("pulse")]
+    return median(now) / calibrated_s if now and calibrated_s else 1.0
+
+
 def time_rows(
-    names: Sequence[str], estimates: Sequence[Estimate], found: Sequence[Mapping[str, Any]]
+    names: Sequence[str], estimates: Sequence[Estimate], found: Sequence[Mapping[str, Any]], calibrated_s: float | None = None
 ) -> tuple[list[RealRow], dict[str, float]]:
-    """Step times with signed errors, and their summary. On a GPU the allocator's bytes and MFU as well."""
+    """Step times with signed errors, and their summary; predictions are at the machine's present `pace`. On a GPU the allocator's bytes and MFU as well."""
     rows, predicted, measured = [], [], []
+    slower = pace(found, calibrated_s)
     for name, estimate, entry in zip(names, estimates, found):
         if "seconds" not in entry:
             continue
         seconds = min(entry["seconds"])
-        predicted.append(estimate.step_s)
+        expected = estimate.step_s * slower
+        predicted.append(expected)
         measured.append(seconds)
-        rows.append(RealRow(f"step of {name}", estimate.step_s, seconds, "s", estimate.step_s / seconds - 1, True))
+        rows.append(RealRow(f"step of {name}", expected, seconds, "s", expected / seconds - 1, True))
         rows += _gpu_rows(name, estimate, entry.get("memory") or {}, seconds)
     errors = [abs(p / m - 1) for p, m in zip(predicted, measured)]
     if not errors:
         return rows, {}
-    summary = {"layouts": float(len(errors)), "mean_error": sum(errors) / len(errors), "largest_error": max(errors)}
+    summary = {"layouts": float(len(errors)), "mean_error": sum(errors) / len(errors), "largest_error": max(errors), "pace": slower}
     correlation = rank_correlation(predicted, measured)
     if correlation is not None and len(errors) > 2:
         summary["rank_correlation"] = correlation

@@ -57,6 +57,10 @@ def real_text(console: Console, found: RealVerification) -> None:
             f"{'within' if found.times_within else 'outside of'} the tolerance (15 %, 0.9).",
             markup=False,
         )
+    if s and s.get("pace", 1.0) != 1.0:
+        console.print(
+            f"The same work takes this machine {s['pace']:.2f} times as long as when it was calibrated; so do the predicted steps.", markup=False
+        )
     for line in found.skipped:
         console.print(f"Not run: {line}", markup=False)
     console.print(found.machine, markup=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from .config import Numbers
 from .kernels import attend
 from .modules import ACTIVATIONS, RMSNorm, rotate
 from .parallelize import DTYPES
+from .pulse import Pulse
 from .ranks import answer, joined
 
 TOKENS, WIDTHS = (
@@ -40,7 +42,7 @@ class Clock:
         self.device, self.batch_s, self.batches = device, batch_s, batches
         self.alone = device.type == "cpu" and torch.get_num_threads() == 1
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """A single thread's own time on its core, which other programs do not lengthen, where one thread does all the work; else the wall's."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -48,16 +50,16 @@ class Clock:
 
     def __call__(self, work: Callable[[], object]) -> float:
         work()
-        start = self._now()
+        start = self.now()
         work()
-        once = max(self._now() - start, 1e-7)
+        once = max(self.now() - start, 1e-7)
         count = max(1, min(10_000, round(self.batch_s / once)))
         best = float("inf")
         for _ in range(self.batches):
-            start = self._now()
+            start = self.now()
             for _ in range(count):
                 work()
-            best = min(best, (self._now() - start) / count)
+            best = min(best, (self.now() - start) / count)
         return best
 
 
@@ -306,6 +308,22 @@ def overlap(device: torch.device, ranks: int) -> dict[str, float]:
     return {"work_s": timed(lambda: work(8 * products)), "sent_s": sent, "both_s": timed(lambda: sends(8, products))}
 
 
+class Beats:
+    """The machine's pulse while it is measured, taken by all ranks at once between one law and the next; nothing on a GPU."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.found = clock, list[float]()
+        self.pulse = Pulse() if clock.device.type == "cpu" else None
+
+    def take(self, count: int = 6) -> None:
+        dist.barrier()
+        if self.pulse is not None:
+            self.found.append(min(self.pulse.seconds(self.clock.now) for _ in range(count)))
+
+    def middle(self) -> float:
+        return statistics.median(self.found)
+
+
 def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     """All of it; `request`: device, dtypes, thorough."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if request["device"] == "cuda" else torch.device("cpu")
@@ -316,17 +334,19 @@ def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     clock = Clock(device, 0.02 if request["thorough"] else 0.006, 8 if request["thorough"] else 4)
     with joined(folder, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo") as (_, ranks):
         found: dict[str, Any] = {"device": _device(device, ranks, threads), "launch_s": launch(clock)}
+        beats = Beats(clock)
         found["copy_bytes_per_s"] = copies(clock)
         for name, work in (("matmul", products), ("attention", attentions), ("elementwise", memory_bound), ("loss", loss)):
             found[name] = {}
             for dtype in request["dtypes"]:
-                dist.barrier()
+                beats.take()
                 found[name][dtype] = work(clock, DTYPES[dtype])
-        dist.barrier()
+        beats.take()
         found["optimizer"] = optimizer(clock)
         found["collectives"] = collectives(device, ranks, 2**24 if device.type == "cpu" else 2**28) if ranks > 1 else []
         found["overlap"] = overlap(device, ranks)
-        found["host"] = measure_host.measure(ranks) if device.type == "cpu" else {}
+        beats.take()
+        found["host"] = measure_host.measure(ranks) | {"pulse_s": beats.middle()} if device.type == "cpu" else {}
     return found
 
 

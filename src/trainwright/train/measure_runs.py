@@ -1,7 +1,7 @@
 """Runs of several layouts on this machine, one after another in the same processes: seconds of a step, losses, gradients, bytes and calls of every collective.
 
 Batches are random tokens of a seed, the same for every layout of a job. Layouts that are timed take turns, so that what else the machine does meets all of
-them alike, and the shortest step of the slowest rank counts.
+them alike, and the shortest step of the slowest rank counts; so does the shortest pulse of a CPU, which is taken before each step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from .data.batches import Batch
 from .device import choose
 from .engines import ENGINES, NATIVE
 from .mesh import Ranks, ranks_of
+from .pulse import Pulse
 from .ranks import answer, joined
 from .settings import Settings
 from .step import Trainer
@@ -43,6 +45,16 @@ def batch_of(run: Run, ranks: Ranks, seed: int) -> Batch:
     return Batch(mine[:, :-1].contiguous(), mine[:, 1:].contiguous(), positions)
 
 
+def slowest(work: Callable[[], object]) -> float:
+    """Seconds on the clock of what all ranks begin together, until the last is done."""
+    dist.barrier()
+    start = time.perf_counter()
+    work()
+    seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds)
+
+
 class Layout:
     """One layout, built; `run` is what it was planned as."""
 
@@ -57,14 +69,16 @@ class Layout:
     def step(self, seed: int) -> tuple[float, float]:
         """(loss, seconds of the slowest rank)."""
         batch = batch_of(self.run, self.ranks, seed)
-        dist.barrier()
-        start = time.perf_counter()
-        result = self.trainer.step(batch)
-        if self.machine.kind == "cuda":
-            torch.cuda.synchronize()
-        seconds = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-        return result.loss, float(seconds)
+        loss = 0.0
+
+        def once() -> None:
+            nonlocal loss
+            loss = self.trainer.step(batch).loss
+            if self.machine.kind == "cuda":
+                torch.cuda.synchronize()
+
+        seconds = slowest(once)
+        return loss, seconds
 
     def memory(self) -> dict[str, int]:
         """Bytes that the allocator and the device hold; nothing on a CPU."""
@@ -192,8 +206,12 @@ def work(folder: str, request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _take_turns(layouts: dict[int, Layout], rounds: int, found: list[dict[str, Any]]) -> None:
+    pulse = None
     for r in range(rounds):
         for i, layout in layouts.items():
+            if layout.machine.kind == "cpu":
+                pulse = pulse or Pulse()
+                found[i].setdefault("pulse", []).append(slowest(pulse.beat))
             found[i].setdefault("seconds", []).append(layout.step(2 + r)[1])
     for i, layout in layouts.items():
         found[i]["memory"] = layout.memory()

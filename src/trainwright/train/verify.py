@@ -152,7 +152,7 @@ class Real:
         found = self._ranks(documents, self.gpus, rounds=rounds)
         names = [name_of(d["strategy"]) for d in documents]
         skipped += [f"{n}: {f['error']}" for n, f in zip(names, found) if "error" in f]
-        rows, summary = time_rows(names, estimates, found)
+        rows, summary = time_rows(names, estimates, found, self.machine.pulse_s)
         return rows, summary, skipped
 
     def estimate(self, document: dict[str, Any]) -> Estimate:
