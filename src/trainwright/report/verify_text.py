@@ -59,7 +59,8 @@ def real_text(console: Console, found: RealVerification) -> None:
         )
     if s and s.get("pace", 1.0) != 1.0:
         console.print(
-            f"The same work takes this machine {s['pace']:.2f} times as long as when it was calibrated; so do the predicted steps.", markup=False
+            f"The same work takes this machine {s['pace']:.2f} times as long as when it was calibrated; so do the predicted steps.",
+            markup=False,
         )
     for line in found.skipped:
         console.print(f"Not run: {line}", markup=False)
