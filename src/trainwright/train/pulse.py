@@ -30,8 +30,8 @@ class Pulse:
     def beat(self) -> None:
         """The work, once."""
         joined, out, up, down = self.products
-        heads = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in joined(self.norms[0](self.x)).chunk(3, -1))
-        x = self.x + out(attend(*heads, "flash").transpose(1, 2).flatten(2))
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in joined(self.norms[0](self.x)).chunk(3, -1))
+        x = self.x + out(attend(q, k, v, "flash").transpose(1, 2).flatten(2))
         x = x + down(F.gelu(up(self.norms[1](x))))
         x.square().mean().backward()
         self.optimizer.step()
