@@ -28,10 +28,10 @@ from .message import Message
 from .once import offload_seconds, optimizer_seconds, owned_parameters, saved_bytes
 from .overlap import DATA, IN_LAYER, behind, in_layer
 from .pipeline_time import stages_of
-from .prices import contiguous, price, take
+from .prices import price, take
 from .sending import sending_seconds
 from .software import software_factor, software_year
-from .table import Column, PlanTable
+from .table import Column, PlanTable, contiguous
 
 LAYER_PARTS = ("compute", "recompute", "tp", "cp", "ep", "host")
 
@@ -125,7 +125,7 @@ def pieces(
     )
     for structure, rows in table.by_structure():
         place = contiguous(rows)
-        mine = table if len(rows) == n else table.take(place)  # type: ignore[arg-type]
+        mine = table if len(rows) == n else table.take(place)
         sent = [take(m, place) for m in messages]
         chosen = [k for k, m in enumerate(sent) if m.calls.any()]
         sent = [sent[k] for k in chosen]

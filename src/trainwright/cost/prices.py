@@ -12,7 +12,7 @@ from ..spec.cluster import ClusterSpec
 from .collectives import collective_seconds
 from .distinct import distinct
 from .message import Message
-from .table import Column, IntColumn, PlanTable
+from .table import Column, IntColumn, PlanTable, Rows
 
 
 def price(cluster: ClusterSpec, table: PlanTable, messages: Sequence[Message]) -> list[Column]:
@@ -26,14 +26,7 @@ def price(cluster: ClusterSpec, table: PlanTable, messages: Sequence[Message]) -
     return [_one(cluster, keys.get(m.axis, [outside]), m) for m in messages]
 
 
-def contiguous(rows: NDArray[np.intp]) -> NDArray[np.intp] | slice:
-    """Rows that stand one after the other as a slice, so that taking them copies nothing."""
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return rows
-
-
-def take(m: Message, rows: NDArray[np.intp] | slice) -> Message:
+def take(m: Message, rows: Rows) -> Message:
     """The message of some plans."""
     return replace(m, bytes_per_call=m.bytes_per_call[rows], calls=m.calls[rows], ranks=m.ranks[rows], stride=m.stride[rows])
 

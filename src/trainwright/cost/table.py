@@ -12,6 +12,7 @@ from ..spec.plan import NUMBERS, ParallelPlan, Structure
 
 IntColumn = NDArray[np.int64]
 Column = NDArray[np.float64]
+Rows = NDArray[np.intp] | slice  # of a table, by number
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class PlanTable:
     def gpus(self) -> IntColumn:
         return self.dp * self.tp * self.pp * self.cp
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> PlanTable:
+    def take(self, rows: Rows | NDArray[np.bool_]) -> PlanTable:
         """The rows of an index or mask, with the same structures."""
         return PlanTable(self.structures, self.structure[rows], **{n: getattr(self, n)[rows] for n in NUMBERS})
 
@@ -75,6 +76,13 @@ class PlanTable:
             codes.append(recode[t.structure])
         columns = {n: np.concatenate([getattr(t, n) for t in tables]) for n in NUMBERS}
         return cls(tuple(order), np.concatenate(codes), **columns)
+
+
+def contiguous(rows: NDArray[np.intp]) -> Rows:
+    """Rows that stand one after the other as a slice, so that taking them copies nothing."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 def merged(table: PlanTable, stand_in: Callable[[Structure], Structure]) -> PlanTable:

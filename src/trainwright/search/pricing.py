@@ -53,6 +53,13 @@ class Pricing(Protocol):
         """Seconds of a step, and the parts that they are the sum of."""
 
 
+def _back(column: Column, order: NDArray[np.intp]) -> Column:
+    """A column of rows that were taken in `order`, in theirs."""
+    found = np.empty_like(column)
+    found[order] = column
+    return found
+
+
 @lru_cache(maxsize=4096)
 def _stays(s: Structure) -> Structure:
     return replace(s, offload="none")
@@ -101,7 +108,9 @@ class Equations:
 
         made = (self.model, self.cluster, self.job)
         stays = merged(table, _stays)
-        parts = screen_parts(*made, stays, traffic(*made, alike(stays)))
+        together = np.argsort(alike(stays).structure, kind="stable")  # rows that are priced at once as slices, which copy nothing
+        priced = stays.take(together)
+        parts = {k: _back(c, together) for k, c in screen_parts(*made, priced, traffic(*made, alike(priced))).items()}
         saved = np.zeros(len(table))
         moves = np.flatnonzero(np.array([s.offload == "activations-cpu" for s in table.structures], dtype=bool)[table.structure])
         if len(moves):

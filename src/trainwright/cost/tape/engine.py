@@ -24,6 +24,7 @@ from .setup import Setup, Stage, Variant, reduces_every_micro_batch
 from .sizes import Columns
 
 EXACT = 2.0**53
+ALONE = 2**18  # of more multiplications OpenBLAS wakes its threads (interface/gemm.c), which takes longer than these products do
 CHUNK = 2**14  # plans at a time: their columns stay in the processor's cache
 
 
@@ -212,5 +213,6 @@ def product(matrix: NDArray[np.int64], sizes: NDArray[np.float64]) -> NDArray[np
     used = np.flatnonzero(matrix.any(axis=0))
     left, right = matrix[:, used].astype(np.float64), sizes[used]
     if (np.abs(left) @ right.max(axis=1, initial=0.0)).max(initial=0.0) < EXACT:
-        return (left @ right).astype(np.int64)
+        most = max(1, ALONE // max(left.size, 1))
+        return np.hstack([left @ right[:, k : k + most] for k in range(0, max(right.shape[1], 1), most)]).astype(np.int64)
     return matrix[:, used] @ right.astype(np.int64)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ..message import Message
-from ..table import IntColumn, PlanTable
+from ..table import IntColumn, PlanTable, Rows, contiguous
 from .columns import Case, Stage, pipeline_stage
 from .data import data_parallel
 from .others import context_parallel, expert_parallel, pipeline_parallel
@@ -53,14 +52,15 @@ def traffic(
     """
     merged: dict[tuple[str, ...], Message] = {}
     for structure, rows in table.by_structure():
-        case = Case(model, cluster, job, structure, table.take(rows), None if rank is None else rank[rows])
+        place = contiguous(rows)
+        case = Case(model, cluster, job, structure, table.take(place), None if rank is None else rank[place])
         for part in kinds:
             part(case)
         for message in _sum_alike(case.messages):
             key = _key(message)
-            while key in merged and merged[key].calls[rows].any():
+            while key in merged and merged[key].calls[place].any():
                 key = (*key, "again")
-            merged[key] = _scatter(message, merged.get(key), rows, len(table))
+            merged[key] = _scatter(message, merged.get(key), place, len(table))
     return list(merged.values())
 
 
@@ -90,7 +90,7 @@ def _sum_alike(messages: list[Message]) -> list[Message]:
     return [m for same in found.values() for m in same]
 
 
-def _scatter(part: Message, into: Message | None, rows: NDArray[np.intp], length: int) -> Message:
+def _scatter(part: Message, into: Message | None, rows: Rows, length: int) -> Message:
     """`part` with its columns spread to `length` rows, or written into those of a message alike."""
 
     def column(name: str, empty: int) -> IntColumn:
