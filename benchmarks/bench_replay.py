@@ -17,7 +17,8 @@ from trainwright.report.perfetto import to_trace
 from trainwright.report.timeline import to_svg
 from trainwright.schedules import SCHEDULES
 from trainwright.schedules.actions import ActionTable
-from trainwright.schedules.replay import replay_costs, schedule
+from trainwright.schedules.makespans import makespans
+from trainwright.schedules.replay import schedule
 
 CASES = [
     ("interleaved-1f1b", 64, 512, 4),
@@ -87,8 +88,8 @@ def measure(name: str, p: int, m: int, v: int) -> dict[str, Any]:
     slow, want = best_of(lambda: plain(table), 1)
     fast, got = best_of(lambda: answer(name, p, m, v))
     assert abs(got[0] - want) < 1e-6 * want, (name, got[0], want)
-    replay_costs(name, p, m, v, 1.0, 2.0)
-    again, _ = best_of(lambda: replay_costs(name, p, m, v, 1.0, 2.0))
+    makespans(name, p, m, v, 1.0, 2.0)
+    again, _ = best_of(lambda: makespans(name, p, m, v, 1.0, 2.0))
     actions = len(table)
     return {
         "schedule": f"{name} {p}x{v}x{m}",

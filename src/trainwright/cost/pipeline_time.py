@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schedules import SCHEDULES
-from ..schedules.replay import replay_costs
+from ..schedules.makespans import makespans
 from ..spec.model import ModelSpec
 from .stages import layers_per_stage
 from .table import Column
@@ -118,25 +118,28 @@ def _dot(weights: NDArray[np.float64], columns: NDArray[np.float64]) -> Column:
 
 
 def replayed(
-    schedule: str, stages: Stages, microbatches: int, forward: Column, backward: Column, weight: Column, p2p_s: float, blocking: bool
-) -> float:
-    """Makespan in seconds of the schedule with these costs of each stage; `backward` is the input gradient, `weight` the weight gradient."""
+    schedule: str,
+    stages: Stages,
+    microbatches: int,
+    forward: NDArray[np.float64],
+    backward: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    p2p_s: Column,
+    blocking: bool,
+) -> Column:
+    """Makespans in seconds of the schedule with these costs of each stage [stages, plans]; `backward` is the input gradient, `weight` the weight gradient."""
     chunks = stages.stages // stages.pp
     name = schedule_of(schedule, chunks)
 
-    def run(m: int) -> float:
-        return float(
-            replay_costs(
-                name, stages.pp, m, chunks, forward, backward, weight, p2p_s, blocking=blocking and name in ("1f1b", "gpipe")
-            ).makespan
-        )
+    def run(m: int) -> Column:
+        return makespans(name, stages.pp, m, chunks, forward, backward, weight, p2p_s, blocking and name in ("1f1b", "gpipe"))
 
     group = 2 * stages.pp
     if 2 * stages.stages * microbatches <= MAX_ACTIONS or microbatches <= 4 * group:
         return run(microbatches)
     short = 2 * group + microbatches % group
-    slope = (run(short + group) - run(short)) / group
-    busy = np.zeros(stages.pp)
+    start = run(short)
+    busy = np.zeros((stages.pp, forward.shape[1]))
     np.add.at(busy, stages.rank, forward + backward + weight)
-    slope = max(slope, float(busy.max()))
-    return run(short) + slope * (microbatches - short)
+    slope = np.maximum((run(short + group) - start) / group, busy.max(axis=0))
+    return start + slope * (microbatches - short)

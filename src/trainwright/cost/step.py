@@ -273,20 +273,24 @@ def _bound(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: ND
 
 def _replay(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: NDArray[np.intp], blocking: bool) -> None:
     """Raises the bound to the makespan of the schedule, and fills in what messages between stages add."""
+    chunks = stages.stages // stages.pp
     seconds = [stages.counts @ part[:, rows] for part in (p.forward, p.backward, p.weight)]
     for part, ends in zip(seconds, (0, 1)):
         part[0] += p.embedding[ends][rows]
         part[-1] += p.head[ends][rows]
-    seconds[0] += p.per_micro_batch[rows] / (stages.stages // stages.pp)
-    for j, i in enumerate(rows):
-        m = int(p.table.accumulation[i])
-        f, b, w = (part[:, j] for part in seconds)
-        full = replayed(structure.schedule, stages, m, f, b, w, float(p.p2p_s[i]), blocking)
-        most = 2.0 * float(p.p2p_s[i]) * (m + stages.pp) * (stages.stages // stages.pp)  # every message on the critical path
-        if most > 0.003 * full:
-            most = full - replayed(structure.schedule, stages, m, f, b, w, 0.0, False)
-        span.p2p[i] = max(0.0, min(most, full - span.makespan[i]))
-        span.makespan[i] = max(full, span.makespan[i])
+    seconds[0] += p.per_micro_batch[rows] / chunks
+    for m in np.unique(p.table.accumulation[rows]).tolist():
+        at = np.flatnonzero(p.table.accumulation[rows] == m)
+        here, sent = rows[at], p.p2p_s[rows[at]]
+        sending = np.flatnonzero(sent)  # once more without messages, beside the rest
+        f, b, w = (part[:, np.concatenate([at, at[sending]])] for part in seconds)
+        found = replayed(structure.schedule, stages, m, f, b, w, np.concatenate([sent, np.zeros(len(sending))]), blocking)
+        full, without = found[: len(at)], found[: len(at)].copy()
+        without[sending] = found[len(at) :]
+        most = 2.0 * sent * (m + stages.pp) * chunks  # every message on the critical path
+        most = np.where(most > 0.003 * full, full - without, most)
+        span.p2p[here] = np.maximum(0.0, np.minimum(most, full - span.makespan[here]))
+        span.makespan[here] = np.maximum(full, span.makespan[here])
 
 
 def _finish(p: Pieces, span: Span, origin: Origin) -> TimeTable:

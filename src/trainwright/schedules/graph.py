@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import SpecError
 from .actions import KINDS, ActionTable, B, F, I, W
 
-NARROW_LANES = 16  # below this many lanes a plain loop beats one array operation a level (benchmarks/replay.py measures both)
+NARROW_LANES = 16  # below this many numbers a level a plain loop beats one array operation (benchmarks/bench_replay.py measures both)
 Ints: TypeAlias = np.ndarray
 
 
@@ -122,6 +122,11 @@ def compile_nodes(table: ActionTable) -> Nodes:
         at = row[np.flatnonzero(same)[0]]
         raise SpecError(f"the overlapped pair at {_text(table, at)} waits for its own forward", _place(table, at))
     return Nodes(table, first, row, second, needs, remote, row_node)
+
+
+def sends(nodes: Nodes) -> np.ndarray:
+    """Messages that each node sends to other ranks, int [nodes]."""
+    return np.bincount(nodes.needs[nodes.remote], minlength=len(nodes) + 1)[: len(nodes)]
 
 
 @dataclass(frozen=True)
@@ -244,16 +249,22 @@ def _place(table: ActionTable, row: int) -> str:
 def sweep(order: Order, duration: np.ndarray, delays: np.ndarray | None) -> np.ndarray:
     """End time of every node, float [n] or [n, batch] in the order of the nodes.
 
-    `duration` [n] or [n, batch]; `delays` [n, d] is added to each dependency's end (None: nothing). A node starts at
+    `duration` [n] or [n, batch]; `delays` [n, d] or [n, d, batch] is added to each dependency's end (None: nothing). A node starts at
     the latest of what it waits for, never before 0.
     """
     n = len(order.sequence)
     placed = np.ascontiguousarray(np.asarray(duration, float)[order.sequence])
-    columns = None if delays is None else [np.ascontiguousarray(c) for c in np.asarray(delays, float)[order.sequence].T]
-    if order.lanes < NARROW_LANES and placed.ndim == 1:
+    columns = None
+    if delays is not None:
+        late = np.asarray(delays, float)[order.sequence]
+        columns = [np.ascontiguousarray(late[:, k]) for k in range(late.shape[1])]
+    if order.lanes * (placed.size // max(n, 1)) >= NARROW_LANES:
+        ends = _sweep_levels(order, placed, columns)
+    elif placed.ndim == 1:
         ends = _sweep_python(order, placed.tolist(), columns)
     else:
-        ends = _sweep_levels(order, placed, columns)
+        alone = (None if columns is None else [c[:, j] if c.ndim > 1 else c for c in columns] for j in range(placed.shape[1]))
+        ends = np.stack([_sweep_python(order, placed[:, j].tolist(), late) for j, late in enumerate(alone)], axis=1)
     return ends[order.place[:n]]
 
 
@@ -283,7 +294,7 @@ def _sweep_python(order: Order, duration: list[float], delays: list[np.ndarray] 
 def _sweep_levels(order: Order, duration: np.ndarray, delays: list[np.ndarray] | None) -> np.ndarray:
     ends = np.zeros((len(duration) + 1, *duration.shape[1:]))
     needs = [np.ascontiguousarray(c) for c in order.needs.T]
-    extra = None if delays is None else [d.reshape(-1, *[1] * (duration.ndim - 1)) for d in delays]
+    extra = None if delays is None else [d.reshape(*d.shape, *[1] * (duration.ndim - d.ndim)) for d in delays]
     for low, high in zip(order.bounds, order.bounds[1:]):
         start = ends[order.previous[low:high]]
         for k, column in enumerate(needs):

@@ -1,10 +1,9 @@
-"""Replays action lists with costs: `schedule` is the library's call, `replay` takes full costs, `replay_costs` is the
-planner's quick pass, `in_flight` its memory.
+"""Replays action lists with costs: `schedule` is the library's call, `replay` takes full costs, `in_flight` is the memory of the planner, whose quick pass
+is `makespans`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,9 +13,8 @@ from . import SCHEDULES
 from .actions import ActionTable, Schedule
 from .collectives import with_collectives
 from .costs import Cost, Costs, row_seconds, whole_share
-from .graph import Nodes, Order, compile_nodes, order_nodes, sweep
+from .graph import Nodes, Order, compile_nodes, order_nodes, sends, sweep
 from .interleaved import grouped
-from .steady import steady
 from .timeline import CAUSES, Timeline, peaks
 
 
@@ -100,11 +98,6 @@ def node_seconds(nodes: Nodes, costs: Costs) -> np.ndarray:
     return np.where(pair, np.maximum((one + other) * costs.overlap, np.maximum(one, other)), one)
 
 
-def sends(nodes: Nodes) -> np.ndarray:
-    """Messages that each node sends to other ranks, int [nodes]."""
-    return np.bincount(nodes.needs[nodes.remote], minlength=len(nodes) + 1)[: len(nodes)]
-
-
 def idle_by_cause(timeline: Timeline) -> dict[str, float]:
     """See `Timeline.idle_by_cause`: replays without what is blamed, one thing at a time."""
     nodes, costs, ranks = timeline.nodes, timeline.costs, timeline.stages
@@ -127,91 +120,13 @@ def idle_by_cause(timeline: Timeline) -> dict[str, float]:
     return out
 
 
-@dataclass(frozen=True)
-class Quick:
-    """What the planner needs of a replay. With a batch of costs every number is an array over the batch."""
-
-    makespan: float | np.ndarray
-    busy_per_rank: np.ndarray
-    idle_per_rank: np.ndarray
-    peak_per_rank: np.ndarray
-
-
 Result = Timeline
-EXTEND_ABOVE = 4_000  # actions; below, the whole step is as quick
-
-
-@lru_cache(maxsize=256)
-def compiled(name: str, stages: int, microbatches: int, virtual_stages: int | None) -> tuple[Nodes, Order]:
-    """A schedule's dependency graph and the order to sweep it in; kept, because a planner asks again and again."""
-    nodes = compile_nodes(SCHEDULES.get_or_raise(name, "schedule").table(stages, microbatches, virtual_stages))
-    return nodes, order_nodes(nodes.first, nodes.needs, nodes.table, nodes.row)
 
 
 @lru_cache(maxsize=4096)
 def _peaks(name: str, stages: int, microbatches: int, virtual_stages: int) -> np.ndarray:
     table = SCHEDULES.get_or_raise(name, "schedule").table(stages, microbatches, virtual_stages)
     return peaks(table, np.full(table.placement.stages, 1.0 / virtual_stages))
-
-
-def replay_costs(
-    name: str,
-    stages: int,
-    microbatches: int,
-    virtual_stages: int | None,
-    forward: Cost,
-    backward: Cost,
-    weight: Cost = 0.0,
-    p2p_seconds: float = 0.0,
-    overlap: float = 1.0,
-    blocking: bool = False,
-) -> Quick:
-    """Makespan, busy and idle seconds and peak activations by rank; costs are those of a chunk (a number or [stages * virtual_stages]); quick when
-    asked again with other costs, and for steps of many microbatches, which are extended exactly from a shorter one (see `steady`).
-
-    The peak is in units of one rank's whole activations of one microbatch.
-    """
-    entry = SCHEDULES.get_or_raise(name, "schedule")
-    v = entry.default_chunks if virtual_stages is None else virtual_stages
-    entry.check(stages, microbatches, v)
-    given = Costs(forward, backward, weight, latency=p2p_seconds, overlap=overlap, blocking=blocking)
-    if 2 * stages * v * microbatches > EXTEND_ABOVE and (long := _extended(entry, stages, microbatches, v, given)) is not None:
-        return long
-    nodes, order = compiled(entry.name, stages, microbatches, v)
-    busy, end = _ends(nodes, order, given.checked(nodes.table.placement))
-    makespan = float(end.max())
-    by_rank = np.bincount(nodes.rank, weights=busy, minlength=stages)
-    return Quick(makespan, by_rank, makespan - by_rank, _peaks(entry.name, stages, microbatches, v))
-
-
-def _ends(nodes: Nodes, order: Order, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
-    """Busy seconds and end of every node."""
-    busy, message = node_seconds(nodes, costs), costs.message_seconds
-    length = busy + message * sends(nodes) if costs.blocking and message else busy
-    return busy, sweep(order, length, nodes.remote * message if message and not costs.blocking else None)
-
-
-def _extended(entry: Schedule, p: int, m: int, v: int, given: Costs) -> Quick | None:
-    """The step from a shorter one whose middle has settled; None where there is none under half the length, or costs differ by microbatch."""
-    if entry.period is None or any(np.ndim(c) > 1 for c in (given.forward, given.backward, given.weight)):
-        return None
-    g, least = entry.period(p), 6 * p
-    while 2 * least < m:
-        short = m - (m - least) // g * g
-        least *= 2
-        middle = steady(entry.name, p, short, v)
-        if middle is None:
-            continue
-        busy, end = _ends(middle.nodes, middle.order, given.checked(middle.nodes.table.placement))
-        if (step := middle.advance(end)) is None:
-            continue
-        more = (m - short) // middle.microbatches
-        rank = middle.nodes.rank
-        by_rank = np.bincount(rank, weights=busy, minlength=p)
-        by_rank = by_rank + more * np.bincount(rank[middle.between], weights=busy[middle.between], minlength=p)
-        makespan = float(end.max()) + more * step
-        return Quick(makespan, by_rank, makespan - by_rank, _peaks(entry.name, p, short, v))
-    return None
 
 
 def in_flight(name: str, stages: object, virtual_stages: object, microbatches: object, rank: object = None) -> np.ndarray:
@@ -235,4 +150,4 @@ def in_flight(name: str, stages: object, virtual_stages: object, microbatches: o
     return found[where.ravel()].reshape(p.shape)
 
 
-__all__ = ["Quick", "Result", "Timeline", "compiled", "in_flight", "replay", "replay_costs", "run", "schedule"]
+__all__ = ["Result", "Timeline", "in_flight", "replay", "run", "schedule"]

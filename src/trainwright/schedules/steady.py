@@ -32,11 +32,11 @@ class Steady:
     between: np.ndarray
     microbatches: int
 
-    def advance(self, end: np.ndarray) -> float | None:
-        """Time that a further period adds, or None where the replay has not settled yet. `end` [nodes]."""
+    def advance(self, end: np.ndarray) -> np.ndarray:
+        """Time that a further period adds, NaN where the replay has not settled yet. `end` [nodes] or [nodes, batch]."""
         steps = end[self.after] - end[self.before]
-        low, high = float(steps.min()), float(steps.max())
-        return high if high - low <= TOLERANCE * max(high, 1e-300) else None
+        low, high = steps.min(axis=0), steps.max(axis=0)
+        return np.where(high - low <= TOLERANCE * np.maximum(high, 1e-300), high, np.nan)
 
 
 @lru_cache(maxsize=256)

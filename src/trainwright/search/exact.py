@@ -54,12 +54,14 @@ class ExactPass:
         """Prices everything that may be shown; of plans inside the memory margin only with `tight`."""
         order, most = self._waiting(tight), len(self.rows) + self.most
         table, known = PlanTable.concatenate(self.kept.tables) if len(order) else None, self._known()
+        count = self._batch
         while table is not None and len(order) and len(self.rows) < most:
             best = self._best()
             if len(best) >= self.top and (self.by_memory or known[order[0]] > best[self.top - 1] * (1 + self.tie)):
                 break
-            some, order = np.split(order, [min(self._batch, most - len(self.rows))])
+            some, order = np.split(order, [min(count, most - len(self.rows))])
             self._add(table, some)
+            count *= 2  # a call costs as much as some ten plans
 
     @property
     def _batch(self) -> int:
