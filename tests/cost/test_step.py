@@ -140,6 +140,21 @@ def test_small_models_are_bound_by_launches() -> None:
     assert host > graphs + 0.01
 
 
+def test_zero3_fetches_every_weight_of_a_small_model() -> None:
+    """DeepSpeed's ZeRO-3 takes and returns each weight in Python: in three passes with full recomputation, in two without; a large layer hides it."""
+    small, large = gpt(24, 512, 8, vocab=1024), gpt(24, 16384, 128, vocab=1024)
+    plans = [
+        plan(8, structure=Structure(framework="deepspeed", sharding=sharding, recompute=recompute, framework_date="2025-06"), dp_shard=8)
+        for recompute in ("none", "full")
+        for sharding in ("zero2", "zero3")
+    ]
+    fetch = 24 * len(small.counts[0][0].weights) * 3e-4
+    for model, what, within in ((small, job(128, 8), (0.7, 1.1)), (large, job(4096, 8), (-0.2, 0.2))):
+        two, three, two_again, three_again = timed(model, cluster(1), what, *plans).breakdown["other"]
+        assert within[0] < (three - two) / (2 * fetch) < within[1]
+        assert within[0] < (three_again - two_again) / (3 * fetch) < within[1]
+
+
 def test_fp8_is_faster_on_hopper_and_not_on_ampere() -> None:
     model = llama()
     p = plan(64, structure=MEGATRON, tp=2, dp_shard=4)

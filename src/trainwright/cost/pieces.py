@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..frameworks import FRAMEWORKS
 from ..frameworks.base import TimeRules
+from ..sharding import SHARDINGS
 from ..spec.blocks import Block
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
@@ -256,12 +257,15 @@ class StructurePieces:
             axes = [a for a in IN_LAYER if a != "ep" or block.rows("grouped_linear")]
             comm_f = sum((comm[a, "f"] for a in axes), np.zeros(len(self.table)))
             comm_b = sum((comm[a, "b"] for a in axes), np.zeros(len(self.table)))
-            launch = time.kernels * host + self._expert_launches(time, block, host)
+            fetch = self._fetches(block)
+            launch = time.kernels * host + self._expert_launches(time, block, host) + fetch
             gpu_f = self.spread(time.forward) * self.age
             gpu_b = self.spread(time.backward) * self.age
             again = self.spread(time.recompute) * self.age
             forward = join(gpu_f + comm_f, launch)
-            backward = join(gpu_b + again + comm_b, launch + self.spread(time.recompute_kernels) * host)
+            backward = join(
+                gpu_b + again + comm_b, launch + self.spread(time.recompute_kernels) * host + fetch * (self.structure.recompute == "full")
+            )
             weight = self.spread(time.weight) * self.age
             r = self.rows
             out.forward[k, r] = forward
@@ -284,6 +288,12 @@ class StructurePieces:
         recipe = self.job.fp8_recipe or self.rules.default_fp8_recipe if self.job.precision in ("fp8", "fp4") else "none"
         wait = self.rules.host_s_per_dispatch * (self.job.moe_capacity_factor is None)
         return self.spread(time.experts) * self.rules.host_s_per_expert * law[recipe] + wait
+
+    def _fetches(self, block: Block) -> float:
+        """Host seconds of a pass in which a layer's sharded weights come and go one by one; all experts of a layer are fetched as one leaf."""
+        if "parameters" not in SHARDINGS[self.structure.sharding].splits:
+            return 0.0
+        return self.rules.host_s_per_gather * len(block.weights)
 
     def _ends(self, out: Pieces) -> None:
         embedding, head = self.time_of(self.model.embedding, True), self.time_of(self.model.head, True)

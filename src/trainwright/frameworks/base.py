@@ -74,9 +74,9 @@ class TimeRules:
       parameter around each gather and reduction of FSDP; `attention` is whose fused kernel runs, "te" (Transformer Engine) or "sdpa"
       (PyTorch).
     * Recomputation: `checkpoint_stops_early` leaves out the last product, `selective` is what that mode repeats.
-    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `host_s_per_dispatch`
-    more for
-      routing (where no capacity is set the host waits for the token counts), `micro_batch_s` a pause each micro-batch.
+    * Host: `host_s_per_kernel` is (since year, seconds a launch) pairs, `host_s_per_expert` more a local expert, `host_s_per_dispatch` more for
+      routing (where no capacity is set the host waits for the token counts), `host_s_per_gather` more for each weight that ZeRO-3 fetches and
+      frees by itself, in every pass, `micro_batch_s` a pause each micro-batch.
     * Hidden: `hides_tp` of the tensor-parallel traffic with async_tp, `hides_ep` of the expert all-to-all from `hides_ep_since`,
     `dp_residual` of overlapped
       data-parallel traffic that shows all the same, `overlaps_dp_since` the year from which it overlaps at all,
@@ -100,6 +100,7 @@ class TimeRules:
     host_s_per_kernel: tuple[tuple[float, float], ...] = ((0.0, 20e-6),)
     host_s_per_expert: float = 0.0
     host_s_per_dispatch: float = 0.0
+    host_s_per_gather: float = 0.0
     micro_batch_s: float = 0.0
     hides_tp: float = 0.0
     hides_ep: float = 0.0
