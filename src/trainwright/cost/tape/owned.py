@@ -83,7 +83,10 @@ class Owned:
     def _parameter(self, name: str, w: Any, trained: bool, layer: int) -> Parameter:
         p = Parameter(name, self.symbols.local(w), self.setup.unsharded_dtype if self.fsdp else self.setup.stored, trained, w)
         p.layer = layer
-        if layer < 0 and self.symbols.splits(w) is not None and any(w is x for op in self.setup.model.embedding for x in op.weights):
+        tables = [op.weights[0] for op in self.setup.model.embedding if op.kind == "embedding"] if self.setup.stage.first else []
+        if self.setup.model.tied and self.setup.stage.last:
+            tables = tables[1:]  # what the head's product and the look-up add up to is laid out as the table is
+        if layer < 0 and self.symbols.splits(w) is not None and any(w is x for x in tables):
             p.grad_elements = self.symbols.one(w.elements)
         return p
 
