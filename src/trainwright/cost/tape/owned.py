@@ -42,7 +42,9 @@ class Owned:
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+        # what the pipeline runtime's last calls still hold while it reduces: a stage's output, and its input with the gradient that is sent back
         self.stage_output: Tensor | None = None
+        self.stage_input: Parameter | None = None
         self._make_parameters()
 
     def _make_parameters(self) -> None:
