@@ -72,7 +72,7 @@ def evenly(total: int, number: int) -> list[int]:
 def route_evenly(module: Experts) -> None:
     """Which expert a token goes to is data: each gets as many here. Ranks that share experts are alike, so that each sends what this one keeps."""
     route, count = module.route, module.up_proj.weight.shape[0]  # all experts, those of other ranks too
-    module.counts = lambda experts: evenly(experts.numel(), count)
+    module.__dict__["counts"] = lambda experts: evenly(experts.numel(), count)
     if not isinstance(route, Route):
         return
 
@@ -84,7 +84,7 @@ def route_evenly(module: Experts) -> None:
         received = [sum(mine)] * route.size
         return sent, received, [n * route.size for n in mine], torch.arange(sum(received))
 
-    route.exchanged = exchanged
+    route.__dict__["exchanged"] = exchanged
 
 
 class NoMail(Mail):

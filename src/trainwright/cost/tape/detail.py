@@ -11,8 +11,8 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, Moment, Term
 from ..table import PlanTable
-from .pipeline import Rank
 from .machine import Place
+from .pipeline import Rank
 from .program import others_at, pattern, phase_of
 from .setup import Setup, Variant
 from .sizes import Columns

@@ -110,7 +110,14 @@ def read(step: Step, shape: Pattern, few: int, extend: bool) -> Program:
     others = np.array([others_at(places[i]) for i in keep])
     names = tuple(f"{phase_of(places[i])}: {moments[i][1]}" for i in keep)
     return Program(
-        tuple(step.symbols.table), shaped(live[keep]), shaped(slope[keep]), phase, others, names, {k: shaped(v) for k, v in marks.items()}, few
+        tuple(step.symbols.table),
+        shaped(live[keep]),
+        shaped(slope[keep]),
+        phase,
+        others,
+        names,
+        {k: shaped(v) for k, v in marks.items()},
+        few,
     )
 
 
