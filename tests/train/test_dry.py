@@ -66,6 +66,50 @@ def test_one_rank_holds_what_the_plan_says(name: str) -> None:
     assert built.peak_bytes == pytest.approx(planned["peak_bytes"], rel=0.05)
 
 
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+READING_DATA: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "split loss": ("llama", {"tp": 2, "dp": 4}, {"loss": "vocab-parallel"}),
+    "split loss in a pipeline": ("tied", {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True}, {"loss": "vocab-parallel"}),
+    "two copies": ("llama", {"pp": 2, "dp": 4, "schedule": "dualpipe", "virtual_stages": 2}, {}),
+    "tied pipeline": ("tied", {"pp": 2, "dp": 4, "sharding": "zero3"}, {}),
+    "experts": ("moe", {"dp": 8, "sharding": "zero3"}, {}),
+    "experts over ranks": ("moe", {"dp": 8, "ep": 4, "sharding": "zero3"}, {}),
+    "experts with room over ranks": ("moe", {"dp": 8, "ep": 2, "sharding": "zero3"}, {"moe_capacity_factor": 1.0}),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if n in ("split loss", "experts", "experts with room over ranks", "two copies") else [])
+        for n in READING_DATA
+    ],
+)
+def test_what_a_real_run_reads_off_its_tensors_is_known_without(name: str) -> None:
+    """A scaled split loss, groups of ranks that hold one weight, numbers of tokens of each expert: none of it may need data."""
+    model, strategy, training = READING_DATA[name]
+    said = spec(
+        strategy,
+        batch=strategy["dp"] * strategy.get("pp", 1),
+        **MODELS[model] | SMALL | ({"num_local_experts": 8} if model == "moe" else {}),
+    )
+    built, planned = built_and_planned(said | {"training": said["training"] | training})
+    assert built.optimizer == pytest.approx(planned["optimizer"], rel=1e-3)  # step counters
+
+
+def test_context_parallelism_holds_parts_of_the_sequence() -> None:
+    said = spec({"dp": 2, "cp": 4, "sharding": "zero3"}, batch=2, **SMALL | {"num_hidden_layers": 1, "max_position_embeddings": 1024})
+    built, planned = built_and_planned(said | {"training": said["training"] | {"seq_len": 1024}})
+    assert built.peak_bytes < 1.5 * planned["peak_bytes"]  # whole sequences: 4 times
+
+
+def test_zero1_deals_what_tensor_parallelism_left() -> None:
+    built, planned = built_and_planned(
+        spec({"framework": "ddp", "sharding": "zero1", "dp": 4, "tp": 2, "sequence_parallel": True}, batch=4, **SMALL)
+    )
+    assert built.optimizer == planned["optimizer"] > 0
+
+
 @pytest.mark.slow
 def test_one_rank_of_16384() -> None:
     """Tensor x pipeline x data parallelism at its true size: no rank but one is ever made."""

@@ -21,11 +21,15 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from ..errors import SpecError, TrainwrightError, one_line
 from ..resolve import Run
+from . import context
+from . import optimizer as optimizers
 from .data.batches import Batch
 from .decoder import Decoder, build
 from .device import Machine
+from .experts import Route
 from .mesh import Ranks, ranks_of
-from .metrics import tensor_bytes
+from .metrics import state_tensors, tensor_bytes
+from .modules import Experts
 from .parallelize import apply, parameter_dtype
 from .pipeline import Key, Mail, Pipeline, part_of
 from .probe import quiet
@@ -53,9 +57,34 @@ def lay_out(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
     """The plan's wrappers around modules that are on their device already."""
     part.__dict__["to_empty"] = lambda device: part
     call = apply(part, run, ranks, seed)
+    for module in part.modules():
+        if isinstance(module, Experts):
+            route_evenly(module)
     if isinstance(call, nn.parallel.DistributedDataParallel):
         hook_without_data(call)
     return call
+
+
+def evenly(total: int, number: int) -> list[int]:
+    return [total // number + (i < total % number) for i in range(number)]
+
+
+def route_evenly(module: Experts) -> None:
+    """Which expert a token goes to is data: each gets as many here. Ranks that share experts are alike, so that each sends what this one keeps."""
+    route, count = module.route, module.up_proj.weight.shape[0]  # all experts, those of other ranks too
+    module.__dict__["counts"] = lambda experts: evenly(experts.numel(), count)
+    if not isinstance(route, Route):
+        return
+
+    def exchanged(experts: torch.Tensor) -> tuple[list[int], list[int], list[int], torch.Tensor]:
+        here = count // route.size
+        each = evenly(experts.numel(), count)
+        mine = each[dist.get_rank(route.group) * here :][:here]
+        sent = [sum(each[i : i + here]) for i in range(0, count, here)]
+        received = [sum(mine)] * route.size
+        return sent, received, [n * route.size for n in mine], torch.arange(sum(received))
+
+    route.__dict__["exchanged"] = exchanged
 
 
 class NoMail(Mail):
@@ -104,9 +133,12 @@ class Dry(Trainer):
         self.calls = [lay_out(part, self.run, self.ranks, self.settings.seed)]
 
     def dry_step(self, batch: Batch) -> None:
+        batch = context.cut(batch, self.run, self.ranks)
         self._set_rate()
         self._forward_backward(batch, lambda: torch.ones(()))
         self.gradients = tensor_bytes(p.grad for _, p in self.named if p.grad is not None)
+        for _, p in self.named:
+            optimizers.settle(p)
         if self.masters:
             self.masters.take()
         self.optimizer.step()
@@ -167,6 +199,8 @@ def dry_run(run: Run, rank: int = 0) -> DryRun:
     try:
         with quiet(), world(run.plan.gpus, rank):
             ranks = ranks_of(run.plan, Machine("cpu", "gloo"))  # a mesh is data: it is made of real tensors
+            if run.model.experts and ranks.spreads_experts:
+                ranks.experts  # noqa: B018 the mesh of experts as well, which is made when it is first asked for
             with lazy_pieces(), FakeTensorMode(), tracker:
                 trainer = Dry(run, Settings(device="cpu"), ranks)
                 batch = fake_batch(run)
@@ -195,8 +229,8 @@ def fake_batch(run: Run) -> Batch:
 
 
 def numbers(trainer: Dry, run: Run, rank: int, tracker: Tracker, seconds: float) -> DryRun:
-    states: list[Any] = [v for s in trainer.optimizer.state.values() for v in s.values()]
-    masters: list[Any] = [m for _, m in trainer.masters.named] if trainer.masters else []
+    states = list(state_tensors(trainer.optimizer))
+    masters = [m for _, m in trainer.masters.named] if trainer.masters else []
     return DryRun(
         rank=rank,
         ranks=run.plan.gpus,

@@ -73,19 +73,22 @@ class Route:
         """(tokens, width), and (tokens, top_k) of weights and experts -> (tokens, width)."""
         order = experts.flatten().argsort(stable=True)
         rows = order // weights.shape[1]
-        counts = experts.flatten().bincount(minlength=self.experts).view(self.size, -1)
-        coming = torch.empty_like(counts)
-        dist.all_to_all_single(coming, counts, group=self.group)
-        # All that the host must know, in one copy from the device.
-        sizes = torch.cat((counts.sum(1), coming.sum(1), coming.sum(0))).tolist()
-        sent, received, each = sizes[: self.size], sizes[self.size : 2 * self.size], sizes[2 * self.size :]
+        sent, received, each, regroup = self.exchanged(experts)
         arrived = Exchange.apply(x[rows], sent, received, self.group)
-        regroup = self._by_expert(coming)
         made = module.run(arrived[regroup], each)
         back = torch.empty_like(regroup)
         back[regroup] = torch.arange(len(regroup), device=regroup.device)
         out = Exchange.apply(made[back], received, sent, self.group) * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, rows, out)
+
+    def exchanged(self, experts: torch.Tensor) -> tuple[list[int], list[int], list[int], torch.Tensor]:
+        """(tokens, top_k) -> rows sent to each rank, received from each, for each local expert; and the order of what arrives by expert."""
+        counts = experts.flatten().bincount(minlength=self.experts).view(self.size, -1)
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts, group=self.group)
+        # All that the host must know, in one copy from the device.
+        sizes = torch.cat((counts.sum(1), coming.sum(1), coming.sum(0))).tolist()
+        return sizes[: self.size], sizes[self.size : 2 * self.size], sizes[2 * self.size :], self._by_expert(coming)
 
     def _by_expert(self, coming: torch.Tensor) -> torch.Tensor:
         """Rows that arrived by rank, then expert -> the order by expert, then rank."""

@@ -26,8 +26,9 @@ HeadLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]  # ou
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross-entropy over target tokens, in fp32: (batch, tokens, vocabulary) and (batch, tokens)."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    """Sum of the cross-entropy over target tokens, in fp32: (batch, tokens, vocabulary) and (batch, tokens). A plain tensor, of split logits too."""
+    found = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return found.to_local() if isinstance(found, DTensor) else found
 
 
 def of_plan(run: Run) -> HeadLoss | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,20 @@ def tensor_bytes(tensors: Iterable[Any]) -> int:
     return sum(seen.values())
 
 
+def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that this rank's optimizer keeps (ZeroRedundancyOptimizer: of its own share)."""
+    for state in getattr(getattr(optimizer, "optim", optimizer), "state", {}).values():
+        if isinstance(state, Mapping):
+            yield from (v for v in state.values() if isinstance(v, torch.Tensor))
+
+
 def memory_by_kind(modules: Iterable[nn.Module], optimizers: Iterable[Any], gradients: int | None = None) -> dict[str, int]:
     """Bytes this rank holds: parameters, gradients, optimizer; and the device's peak (CUDA's allocator, or the process's resident set on a CPU)."""
     parameters = [p for m in modules for p in m.parameters()]
-    states = [v for o in optimizers for s in getattr(o, "state", {}).values() if isinstance(s, Mapping) for v in s.values()]
     found = {
         "parameters": tensor_bytes(parameters),
         "gradients": tensor_bytes(p.grad for p in parameters if p.grad is not None) if gradients is None else gradients,
-        "optimizer": tensor_bytes(states),
+        "optimizer": tensor_bytes(v for o in optimizers for v in state_tensors(o)),
     }
     return found | peak_bytes()
 

@@ -141,6 +141,10 @@ class Experts(nn.Module):
                 setattr(self, op.name, holder)
         self.route: Callable[..., torch.Tensor] | None = None  # expert parallelism's
 
+    def counts(self, experts: torch.Tensor) -> list[int]:
+        """How many rows each expert gets of (tokens, top_k) choices."""
+        return list(experts.flatten().bincount(minlength=self.up_proj.weight.shape[0]).tolist())
+
     def _local(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(self, name).weight
         return (weight.to_local() if isinstance(weight, DTensor) else weight).to(x.dtype)
@@ -169,9 +173,8 @@ class Experts(nn.Module):
         if self.route is not None:
             return self.route(self, flat, weights, experts).view_as(x)
         order = experts.flatten().argsort(stable=True)
-        counts = experts.flatten().bincount(minlength=self.up_proj.weight.shape[0]).tolist()
         rows = order // weights.shape[1]
-        out = self.run(flat[rows], counts) * weights.flatten()[order].unsqueeze(-1)
+        out = self.run(flat[rows], self.counts(experts)) * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(flat).index_add(0, rows, out).view_as(x)
 
 

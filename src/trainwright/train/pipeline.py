@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,7 +30,7 @@ from ..schedules import SCHEDULES
 from ..schedules.actions import Action, ActionTable
 from .data.batches import Batch
 from .decoder import Decoder, build
-from .mesh import Ranks
+from .mesh import AXES, Ranks
 from .optimizer import settle
 from .parallelize import apply, parameter_dtype
 from .reduce import all_reduce_gradients, sum_gradients
@@ -378,10 +379,9 @@ def _boundary_dtype(run: Run) -> torch.dtype:
 
 
 def _columns(ranks: Ranks) -> list[list[int]]:
-    """The global ranks of every pipeline, this one's among them."""
-    mesh = ranks.mesh.mesh
-    names = list(ranks.mesh.mesh_dim_names or ())
-    return [c.tolist() for c in mesh.movedim(names.index("pp"), -1).reshape(-1, mesh.size(names.index("pp")))]
+    """The global ranks of every pipeline, this one's among them; counted, since a mesh's own tensor cannot be read where tensors are fake."""
+    shape = tuple(ranks.size(axis) for axis in AXES)
+    return [c.tolist() for c in np.moveaxis(np.arange(ranks.world).reshape(shape), AXES.index("pp"), -1).reshape(-1, ranks.size("pp"))]
 
 
 def _subgroup(ranks: Ranks, members: tuple[int, int]) -> Any:

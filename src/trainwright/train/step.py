@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ..errors import SpecError
 from ..resolve import Run
@@ -181,8 +180,8 @@ class Trainer:
                 given = (piece.labels,) if part.loss is not None else ()
                 out = call(piece.tokens, piece.positions, piece.documents, *given)
                 loss = out if part.loss is not None else losses.loss_of(out, piece.labels)
-                total += _plain(loss.detach())
-                scaled(loss, factor()).backward()
+                total += loss.detach()
+                (loss * factor()).backward()
         if not isinstance(call, nn.parallel.DistributedDataParallel):
             sum_gradients(self.parts, self.ranks)
         return total
@@ -191,7 +190,7 @@ class Trainer:
         self, out: torch.Tensor, labels: torch.Tensor, factor: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss = losses.loss_of(out, labels) if out.dim() else out
-        return scaled(loss, factor()), _plain(loss.detach())
+        return loss * factor(), loss.detach()
 
     def _contexts(self) -> Iterator[Any]:
         if self.run.job.loss == "vocab-parallel" and self.ranks.size("tp") > 1:
@@ -261,11 +260,3 @@ class Trainer:
 def plain(name: str) -> str:
     """A parameter's name without the wrapper that recomputes its block."""
     return name.replace("_checkpoint_wrapped_module.", "")
-
-
-def scaled(loss: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return loss * (float(factor) if isinstance(loss, DTensor) else factor)  # DTensor takes no plain tensors beside it
-
-
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .metrics import state_tensors
 from .step import Trainer
 
 
@@ -27,13 +28,6 @@ def storage_bytes(tensors: Iterable[Any]) -> int:
             if storage.size():
                 seen[storage.data_ptr()] = storage.size()
     return sum(seen.values())
-
-
-def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Every tensor that this rank's optimizer keeps (ZeroRedundancyOptimizer: of its own share)."""
-    inner = getattr(optimizer, "optim", optimizer)
-    for state in inner.state.values():
-        yield from (v for v in state.values() if isinstance(v, torch.Tensor))
 
 
 class Watched(Trainer):

@@ -11,8 +11,9 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, Moment, Term
 from ..table import PlanTable
+from .machine import Place
 from .pipeline import Rank
-from .program import pattern, phase_of
+from .program import others_at, pattern, phase_of
 from .setup import Setup, Variant
 from .sizes import Columns
 from .step import Step
@@ -39,26 +40,27 @@ class Detail:
         step.replay()
         return step, [int(np.broadcast_to(s.value(self.columns), (len(self.table),))[row]) for s in step.symbols.table]
 
-    def _others(self, step: Step, values: list[int], row: int) -> dict[str, int]:
+    def _held(self, place: Place, row: int) -> float:
+        """Micro-batches in flight at a moment, this one among them."""
+        rank = self.rank
+        return float((rank.held[row], rank.last[row], 1.0)[others_at(place)])
+
+    def _others(self, step: Step, values: list[int], held: float) -> dict[str, int]:
         """What the other micro-batches in flight keep, by part."""
-        held = max(float(self.rank.held[row]) - 1, 0.0)
         saved = dict.fromkeys(PARTS, 0)
         for key in np.flatnonzero(step.tape.marks["saved"]):
             saved[PARTS[key % len(PARTS)]] += int(step.tape.marks["saved"][key]) * values[key // len(PARTS)]
-        return {part: int(np.rint(held * max(total, 0))) for part, total in saved.items()}
+        return {part: int(np.rint(max(held - 1, 0.0) * max(total, 0))) for part, total in saved.items()}
 
     def terms(self, row: int) -> list[Term]:
         """What is alive at the peak, by name and size, largest first."""
         step, values = self.replayed(row)
         tape = step.tape
-        others = self._others(step, values, row)
-        more = sum(others.values())
 
         def total(i: int) -> int:
             place, _, live = tape.moments[i]
-            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + (
-                more if phase_of(place) != "optimizer" else 0
-            )
+            others = self._others(step, values, self._held(place, row))
+            return sum(values[k // len(PARTS)] * int(live[k]) for k in np.flatnonzero(live)) + sum(others.values())
 
         best = max(range(len(tape.moments)), key=total)
         found = []
@@ -67,31 +69,20 @@ class Detail:
             numbers = f"{count:,}" if formula == "1" else f"{count:,} x {values[symbol]:,}"
             words = f"{count:,} x {formula}" if formula != "1" else f"{count:,}"
             found.append(Term(what, PARTS[part], words, numbers, count * values[symbol], SOURCE))
-        if more and phase_of(tape.moments[best][0]) != "optimizer":
-            held = float(self.rank.held[row]) - 1
-            for name_of_part, size in others.items():
-                if size:
-                    name = "other micro-batches in flight"
-                    found.append(
-                        Term(
-                            name,
-                            name_of_part,
-                            "(in flight - 1) x saved",
-                            f"{held:g} x {size / held:,.0f}",
-                            size,
-                            "schedule's peak in flight",
-                        )
-                    )
+        held = self._held(tape.moments[best][0], row)
+        for name_of_part, size in self._others(step, values, held).items():
+            if size:
+                name, numbers = "other micro-batches in flight", f"{held - 1:g} x {size / (held - 1):,.0f}"
+                found.append(Term(name, name_of_part, "(in flight - 1) x saved", numbers, size, "schedule's peak in flight"))
         return sorted(found, key=lambda t: -t.bytes)
 
     def timeline(self, row: int) -> list[Moment]:
         """Local peaks of the step in order, beside what the other micro-batches in flight keep."""
         step, values = self.replayed(row)
-        others = self._others(step, values, row)
         moments = []
         for place, what, live in step.tape.moments:
             phase, layer = phase_of(place), place[1]
-            parts = dict.fromkeys(PARTS, 0) if phase == "optimizer" else dict(others)
+            parts = self._others(step, values, self._held(place, row))
             for key in np.flatnonzero(live):
                 parts[PARTS[key % len(PARTS)]] += int(live[key]) * values[key // len(PARTS)]
             where = f"layer {layer}: " if 0 <= layer < len(step.layers) else ""

@@ -175,11 +175,11 @@ def _on_rank(
 
     saved = total(found.marks["saved"])
     # parameters that a forward pass gathers late and frees are no saving of the other micro-batches
-    others = np.rint(np.maximum(rank.held - 1, 0) * np.maximum(saved, 0)).astype(np.int64)
-    in_step = found.phase != PHASES.index("optimizer")
+    others = [np.rint(np.maximum(held - 1, 0) * np.maximum(saved, 0)).astype(np.int64) for held in (rank.held, rank.last)]
+    kept = np.stack([*others, np.zeros_like(saved)])  # by `Program.others`
     live = total(found.totals)
     if rank.stage.piped:
-        live += in_step[:, None] * others.sum(axis=0)
+        live += kept.sum(axis=1)[found.others]
     phases = {name: np.zeros(n, np.int64) for name in PHASES}
     for k, name in enumerate(PHASES):
         at = found.phase == k
@@ -190,7 +190,7 @@ def _on_rank(
     for m in np.unique(moment):
         at = np.flatnonzero(moment == m)
         part = product(found.base[m], sizes[:, at]) + more[at] * product(found.slope[m], sizes[:, at])
-        breakdown[:, at] = part + (others[:, at] if in_step[m] else 0)
+        breakdown[:, at] = part + kept[found.others[m]][:, at]
     owned = total(found.marks["owned"])
     after = total(found.marks["after backward"])
     phases["load"] = owned[:2].sum(axis=0)

@@ -142,7 +142,8 @@ class Group:
     def _reduce(self, grads: list[Any]) -> None:
         f = self.fsdp
         part = PART["communication_buffers"]
-        last = grads[-1]  # PyTorch's loop variable: the last gradient outlives the list
+        # PyTorch's loop variable: the last gradient outlives the list, but not the summed one of a replicated pipeline stage, where no loop runs.
+        last = grads[-1] if f.sharded or not f.piped else None
         self.reduced_buffer = None
         source = Storage(f.tape, times(self.reduce_padded, f.reduce), part, f"reduce-scatter of {self.name}")
         while grads:

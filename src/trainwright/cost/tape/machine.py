@@ -294,8 +294,11 @@ class Run:
             edge.buffer = self.add(edge.buffer, grad)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        """A second gradient is added out of place: three tensors are alive."""
-        return self.like(a, "add")
+        """A second gradient is added out of place: three tensors are alive. Of one that is whole where the first is a part, its part is copied out."""
+        part = self.like(a, "local gradient") if b.elements != a.elements else None
+        made = self.like(a, "add")
+        del part
+        return made
 
     def _accumulate(self, p: Parameter) -> None:
         pending, p._pending = p._pending, None

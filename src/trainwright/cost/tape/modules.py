@@ -21,7 +21,8 @@ class Modules(Owned):
     def received(self) -> Tensor:
         """A pipeline stage's input: a buffer that is counted with all of its kind, and a leaf whose gradient is sent back."""
         size = self.symbols.sequence(self.setup.model.hidden)
-        return Tensor(size, self._residual, None, Parameter("input", size, self._residual, True))
+        self.stage_input = Parameter("input", size, self._residual, True)
+        return Tensor(size, self._residual, None, self.stage_input)
 
     def _embed(self) -> Tensor:
         s, setup = self.symbols, self.setup
@@ -166,7 +167,7 @@ class Modules(Owned):
         logits = self._logits(project, x)
         del x
         if self.setup.stage.piped:
-            self.stage_output = logits.view()  # the pipeline runtime keeps a stage's output until its backward is done
+            self.stage_output = logits.view()
             if self.fsdp is not None and self.root_group is not None:
                 self.fsdp.leave(self.root_group, logits)  # the schedule computes the loss, outside of the wrapped module
         if self._vocab_parallel:

@@ -76,9 +76,11 @@ def _misplaced(step: Step, p: Parameter) -> bool:
     s = step.symbols
     if not s.tensor_parallel:
         return False
-    table = step.setup.model.embedding.ops
-    split_table = any(p.weight is w for op in table for w in op.weights) and s.splits(p.weight) is not None
-    return split_table or (s.sequence_parallel and len(p.weight.shape) == 1 and s.splits(p.weight) is None)
+    if p.grad_elements != p.elements:
+        return True
+    model = step.setup.model
+    norms = (w for block in (model.head, *model.blocks.values()) for op in block if op.kind != "linear" for w in op.weights)
+    return s.sequence_parallel and len(p.weight.shape) == 1 and s.splits(p.weight) is None and any(p.weight is w for w in norms)
 
 
 def _placed(step: Step, p: Parameter) -> Tensor:

@@ -42,7 +42,9 @@ class Owned:
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+        # what the pipeline runtime's last calls still hold while it reduces: a stage's output, and its input with the gradient that is sent back
         self.stage_output: Tensor | None = None
+        self.stage_input: Parameter | None = None
         self._make_parameters()
 
     def _make_parameters(self) -> None:
@@ -73,9 +75,10 @@ class Owned:
 
     def _all_trained(self) -> list[Weight]:
         """Every trained tensor of the stage in order, not only those of the layers that are replayed."""
-        model = self.setup.model
-        blocks = [model.embedding, *(model.blocks[name] for name in self.setup.stage.layers), model.head]
-        return [w for block in blocks for w, trained in self.setup.owned(block) if trained]
+        model, stage = self.setup.model, self.setup.stage
+        blocks = [model.embedding] * stage.first + [model.blocks[name] for name in stage.layers] + [model.head] * stage.last
+        copy = model.embedding.ops[0].weights[:1] if model.tied and stage.last and not stage.first else ()
+        return [*(w for block in blocks for w, trained in self.setup.owned(block) if trained), *copy]
 
     def _parameters(self, block: Block, layer: int) -> dict[str, Parameter]:
         return {w.name: self._parameter(w.name, w, trained, layer) for w, trained in self.setup.owned(block)}
@@ -83,7 +86,10 @@ class Owned:
     def _parameter(self, name: str, w: Any, trained: bool, layer: int) -> Parameter:
         p = Parameter(name, self.symbols.local(w), self.setup.unsharded_dtype if self.fsdp else self.setup.stored, trained, w)
         p.layer = layer
-        if layer < 0 and self.symbols.splits(w) is not None and any(w is x for op in self.setup.model.embedding for x in op.weights):
+        tables = [op.weights[0] for op in self.setup.model.embedding if op.kind == "embedding"] if self.setup.stage.first else []
+        if self.setup.model.tied and self.setup.stage.last:
+            tables = tables[1:]  # what the head's product and the look-up add up to is laid out as the table is
+        if layer < 0 and self.symbols.splits(w) is not None and any(w is x for x in tables):
             p.grad_elements = self.symbols.one(w.elements)
         return p
 

@@ -25,7 +25,7 @@ from .setup import Stage
 @dataclass(frozen=True)
 class Rank:
     """A class of pipeline ranks for some rows of a table: what stands there, how often its unit repeats, and how many micro-batches it
-    holds at most, in units of its whole share of one.
+    holds at most, in units of its whole share of one; `last`, when it reduces the gradients of a stage after that stage's last micro-batch.
     """
 
     stage: Stage  # of one of the rows: the others differ in repeats only
@@ -33,17 +33,19 @@ class Rank:
     number: IntColumn
     repeats: IntColumn
     held: NDArray[np.float64]
+    last: NDArray[np.float64]
     fresh: bool = False  # before the rank's first backward pass: no gradients of earlier micro-batches
 
     def only(self, rows: NDArray[np.bool_]) -> Rank:
         """The same for some of its rows."""
         if rows.all():
             return self
-        return replace(self, rows=self.rows[rows], number=self.number[rows], repeats=self.repeats[rows], held=self.held[rows])
+        return replace(self, **{name: getattr(self, name)[rows] for name in ("rows", "number", "repeats", "held", "last")})
 
 
 FORWARDS_FIRST = ("gpipe", "looped-bfs")  # every forward pass before any backward pass: the most is in flight while there are no gradients
-Entry = tuple[NDArray[np.intp], int, int, NDArray[np.float64]]  # rows, rank, repeats, held
+ONE_STAGE = ("gpipe", "1f1b")  # a rank's only stage is done when it reduces: of several, other ones may be under way
+Entry = tuple[NDArray[np.intp], int, int, NDArray[np.float64], NDArray[np.float64]]  # rows, rank, repeats, held, last
 
 
 def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank]:
@@ -65,7 +67,8 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
                 nth = seen[shape]  # a plan is in each group once
                 seen[shape] += 1
                 for fresh, which, held in _held(plans.schedule, pp, virtual, table.accumulation[some], number):
-                    found.setdefault((*shape, nth, fresh), []).append((some[which], number, repeats, held[which]))
+                    last = np.ones_like(held) if plans.schedule in ONE_STAGE and virtual == 1 else held
+                    found.setdefault((*shape, nth, fresh), []).append((some[which], number, repeats, held[which], last[which]))
                     stages[(*shape, nth, fresh)] = stage
     return [_joined(stages[k], entries, k[-1]) for k, entries in sorted(found.items(), key=lambda pair: pair[0][-1])]
 
@@ -92,7 +95,8 @@ def _joined(stage: Stage, entries: list[Entry], fresh: bool) -> Rank:
     rows = np.concatenate([e[0] for e in entries])
     order = np.argsort(rows, kind="stable")  # the order of the table, as everything else that belongs to its rows
     number, repeats = (np.concatenate([np.full(len(e[0]), e[k], dtype=np.int64) for e in entries])[order] for k in (1, 2))
-    return Rank(stage, rows[order], number, repeats, np.concatenate([e[3] for e in entries])[order], fresh)
+    held, last = (np.concatenate([e[k] for e in entries])[order] for k in (3, 4))
+    return Rank(stage, rows[order], number, repeats, held, last, fresh)
 
 
 @lru_cache(maxsize=4096)

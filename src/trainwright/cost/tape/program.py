@@ -23,6 +23,7 @@ from .step import ENDS_AFTER, Step
 FEW = 4
 ORDER = ("load", "forward", "autocast", "backward", "reduce", "finish", "optimizer", "square roots")  # segments of a step
 PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # their PHASES
+AMONG_OTHERS, AFTER_LAST, ALONE = range(3)  # which other micro-batches of a pipeline rank are in flight at a moment: see `pipeline.Rank`
 DOWN = "backward"  # the only one that visits layers from the last to the first
 Matrix = NDArray[np.int64]
 
@@ -63,13 +64,14 @@ def pattern(names: tuple[str, ...], multiple: int = 1) -> Pattern:
 class Program:
     """A stage's matrices: `base` and `slope` are (moments x parts x symbols), for `few` units and for each more.
 
-    `phase` indexes PHASES, `names` say the event; `marks[name]` is (2 x parts x symbols), base and slope.
+    `phase` indexes PHASES, `others` says what else is in flight (`others_at`), `names` say the event; `marks[name]` is (2 x parts x symbols), base and slope.
     """
 
     symbols: tuple[Symbol, ...]
     base: Matrix
     slope: Matrix
     phase: NDArray[np.int64]
+    others: NDArray[np.int64]
     names: tuple[str, ...]
     marks: dict[str, Matrix]
     few: int
@@ -105,9 +107,17 @@ def read(step: Step, shape: Pattern, few: int, extend: bool) -> Program:
         return np.ascontiguousarray(rows.reshape(*rows.shape[:-1], size, parts).swapaxes(-1, -2))
 
     phase = np.array([PHASES.index(phase_of(places[i])) for i in keep])
+    others = np.array([others_at(places[i]) for i in keep])
     names = tuple(f"{phase_of(places[i])}: {moments[i][1]}" for i in keep)
     return Program(
-        tuple(step.symbols.table), shaped(live[keep]), shaped(slope[keep]), phase, names, {k: shaped(v) for k, v in marks.items()}, few
+        tuple(step.symbols.table),
+        shaped(live[keep]),
+        shaped(slope[keep]),
+        phase,
+        others,
+        names,
+        {k: shaped(v) for k, v in marks.items()},
+        few,
     )
 
 
@@ -156,22 +166,29 @@ def phase_of(place: Place) -> str:
     return PEOPLE.get(place[0], place[0])
 
 
+def others_at(place: Place) -> int:
+    """Whether other micro-batches are in flight at a moment: not in the optimizer; when gradients are reduced at last, what `Rank.last` says."""
+    if place[0] in ("optimizer", "square roots"):
+        return ALONE
+    return AFTER_LAST if place[0] in ("reduce", "finish") else AMONG_OTHERS
+
+
 def _side(place: Place, split: int) -> int:
     """-1 for moments that lie before the inserted unit in the order of layers, 1 for those after it."""
     return 1 if place[1] >= split or place[1] == ENDS_AFTER else -1
 
 
 def _frontier(live: Matrix, slope: Matrix, places: list[Place], size: int) -> list[int]:
-    """Moments that no other of their phase dominates in every coefficient: first inside a layer, where slopes agree, then among all."""
+    """Moments that no other of their phase with as much in flight dominates in every coefficient: first inside a layer, where slopes agree, then among all."""
     base, more = (m.reshape(len(m), size, len(PARTS)).sum(axis=2) for m in (live, slope))
     segments: dict[tuple[str, int], list[int]] = {}
     for i, place in enumerate(places):
         segments.setdefault(place[:2], []).append(i)
     left = [i for rows in segments.values() for i in _undominated(base, rows)]
     both = np.concatenate([base, more], axis=1)
-    phases: dict[str, list[int]] = {}
+    phases: dict[tuple[str, int], list[int]] = {}
     for i in left:
-        phases.setdefault(phase_of(places[i]), []).append(i)
+        phases.setdefault((phase_of(places[i]), others_at(places[i])), []).append(i)
     return sorted(i for rows in phases.values() for i in _undominated(both, rows))
 
 

@@ -234,12 +234,13 @@ class Symbols:
         ws = tuple(ws)
 
         def value(c: Columns) -> IntColumn:
-            sizes = [w.elements for w in ws]
-            dims = [[np.array([d], dtype=np.int64) for d in w.shape] for w in ws]
-            states = [int(optimizer_state(opt, d, stored)[0]) for d in dims]
             total = np.zeros_like(c.batch)
-            for ranks in np.unique(c.shards):
-                total[c.shards == ranks] = sum(states[i] for i in greedy_partition(sizes, int(ranks))[0])
+            for ranks, tp in np.unique(np.stack([c.shards, c.tp]), axis=1).T:
+                at = (c.shards == ranks) & (c.tp == tp)
+                one = c.take(np.flatnonzero(at)[:1])
+                dims = [local_shape(w, one, self.splits(w) is not None) for w in ws]
+                states = [int(optimizer_state(opt, d, stored)[0]) for d in dims]
+                total[at] = sum(states[i] for i in greedy_partition([int(_product(d)[0]) for d in dims], int(ranks))[0])
             return total
 
         return self.symbol(f"{opt.name} states of rank 0 of ZeroRedundancyOptimizer", value)

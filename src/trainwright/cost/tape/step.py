@@ -37,6 +37,7 @@ class Step(Modules):
         self._end_of_backward()
         if self.fsdp is not None and self.fsdp.piped:
             self.fsdp.reduce_all()
+        self.stage_output = self.stage_input = None
         self.tape.mark("after backward")
         self._optimizer()
         del inputs
@@ -105,13 +106,14 @@ class Step(Modules):
             self.fsdp.end_of_forward()
         self.tables.clear()
         self._end_autocast()
+        if self.setup.stage.piped and not self.setup.stage.last:
+            self.stage_output = loss.view()
         tape.mark("after forward")
         tape.marks["saved"] = tape.since(before)
         tape.at("backward", ENDS_AFTER)
         seed = self.run.new(loss.elements, loss.dtype, "seed") if self.setup.stage.last else Tensor(loss.elements, loss.dtype, None)
         self.run.backward(loss, seed)
         del seed, loss
-        self.stage_output = None
         if self.fsdp is not None:
             tape.at("backward", ENDS_BEFORE)
             self.fsdp.end_of_backward()
