@@ -44,6 +44,7 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
+    autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
     saves_parallel: SaveRules | None = None
     selective: str = "op-list"  # core_attn | op-list

@@ -10,7 +10,7 @@ FRAMEWORK = Framework(
     shardings=("none", "zero1"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
     defaults={"sharding": "none", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
-    memory=MemoryRules(engine="tape", parameter_dtype="master"),
+    memory=MemoryRules(engine="tape", autocasts=True),
     shards_over_cp=False,  # ZeroRedundancyOptimizer deals parameters over the data ranks
     offloads=("none", "optimizer-cpu", "activations-cpu"),  # torchao CPUOffloadOptimizer; torch.autograd.graph.save_on_cpu
     time=TimeRules(

@@ -16,6 +16,7 @@ FRAMEWORK = Framework(
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffload(offload_params=True) moves the optimizer as well
     memory=MemoryRules(
         parameter_dtype="master",
+        autocasts=True,
         holds_outputs="cached",
         reduces_each_families=("gpt2", "mpt"),  # Composer's ddp_sync_context does nothing around FSDP
         kernel_loss_families=("gpt2", "mpt"),  # llm-foundry's MPT: loss_fn fused_crossentropy (flash-attention's kernel) is its default

@@ -64,7 +64,7 @@ def _one_by_one(step: Step, misplaced: set[int]) -> None:
 
 def _temporary(step: Step, p: Parameter) -> Storage:
     return Storage(
-        step.tape, times(_owned(step, p), 4 if step.setup.masters else step.setup.stored), PART["optimizer"], "optimizer temporary"
+        step.tape, times(_owned(step, p), step.setup.types.stepped), PART["optimizer"], "optimizer temporary"
     )
 
 
@@ -83,4 +83,4 @@ def _misplaced(step: Step, p: Parameter) -> bool:
 
 def _placed(step: Step, p: Parameter) -> Tensor:
     """A gradient in its parameter's layout: a part copied out, or partial sums all-reduced."""
-    return step.run.new(p.elements, step.setup.stored, "gradient laid out", "gradients")
+    return step.run.new(p.elements, step.setup.types.stored, "gradient laid out", "gradients")

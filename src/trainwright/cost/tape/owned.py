@@ -33,9 +33,9 @@ class Owned:
             self.fsdp = Fsdp(
                 self.run,
                 self.symbols,
-                compute=setup.unsharded_dtype,
-                stored=setup.stored,
-                reduce=setup.reduce if setup.mixed else setup.stored,
+                compute=setup.types.read,
+                stored=setup.types.stored,
+                reduce=setup.types.reduced,
                 sharded=setup.sharded,
                 reduce_each=reduces_every_micro_batch(setup.structure),
             )
@@ -64,7 +64,7 @@ class Owned:
             self.layer_owned.append(self.tape.since(before))
         if self.setup.structure.sharding == "zero1":
             size = self.symbols.zero_redundancy(
-                OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), 4 if self.setup.masters else self.setup.stored
+                OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), self.setup.types.stepped
             )
             self.owned.append(Storage(self.tape, size, PART["optimizer"], "optimizer states of rank 0"))
         buffers = self.setup.model.buffer_bytes
@@ -81,7 +81,7 @@ class Owned:
         return {w.name: self._parameter(w.name, w, trained, layer) for w, trained in self.setup.owned(block)}
 
     def _parameter(self, name: str, w: Any, trained: bool, layer: int) -> Parameter:
-        p = Parameter(name, self.symbols.local(w), self.setup.unsharded_dtype if self.fsdp else self.setup.stored, trained, w)
+        p = Parameter(name, self.symbols.local(w), self.setup.types.read, trained, w)
         p.layer = layer
         if layer < 0 and self.symbols.splits(w) is not None and any(w is x for op in self.setup.model.embedding for x in op.weights):
             p.grad_elements = self.symbols.one(w.elements)
@@ -96,16 +96,16 @@ class Owned:
             return None
         count = s.shard if setup.sharded else _local(s)
         tape = self.tape
-        self.owned.append(Storage(tape, times(count(weights), setup.stored), PART["parameters"], f"{name} parameters"))
-        if setup.masters and trained:
+        self.owned.append(Storage(tape, times(count(weights), setup.types.stored), PART["parameters"], f"{name} parameters"))
+        if setup.types.masters and trained:
             self.owned.append(Storage(tape, count(trained, 4), PART["master_weights"], f"{name} masters"))
         if not trained:
             return self._group(name, layer, params)
         if setup.ddp and setup.variant.data:
-            self.owned.append(Storage(tape, count(trained, setup.stored), PART["gradients"], f"{name} gradient buckets"))
+            self.owned.append(Storage(tape, count(trained, setup.types.stored), PART["gradients"], f"{name} gradient buckets"))
         if setup.structure.sharding != "zero1":
             size = s.optimizer(
-                OPTIMIZERS[setup.job.optimizer], trained, setup.stored if not setup.masters else 4, setup.sharded, layer >= 0
+                OPTIMIZERS[setup.job.optimizer], trained, setup.types.stepped, setup.sharded, layer >= 0
             )
             self.owned.append(Storage(tape, size, PART["optimizer"], f"{name} optimizer states"))
         return self._group(name, layer, params)
@@ -121,10 +121,6 @@ class Owned:
 
     def parameters(self) -> list[Parameter]:
         return [*self.root.values(), *(p for params in self.layer_params for p in params.values())]
-
-    @property
-    def _residual(self) -> int:
-        return self.setup.stored if self.setup.autocast else self.setup.compute
 
     def _hook_gradients(self) -> None:
         """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it; others are added to the kept
