@@ -25,22 +25,54 @@ class Windows:
 
 
 def windows(scope: Scope, rank: Rank) -> Windows:
-    """A group is gathered in the compute type (a quantized base as it is stored); nothing is where a single rank holds the compute type
-    itself.
+    """A group is gathered in the type that modules read (a quantized base as it is stored); FSDP1 gathers nothing where a single rank holds that type
+    itself, FSDP2 copies it all the same.
     """
-    c = scope.dtype_bytes
+    c = scope.each("read")
     root = c * (rank.root.everything - rank.root.quantized)
     layer = c * (rank.layer.everything - rank.layer.quantized) + quantized_bytes(rank.layer.quantized, scope)
     whole = c * (rank.held.everything - rank.held.quantized) + quantized_bytes(rank.held.quantized, scope)
-    gathers = np.where((scope.shards > 1) | scope.offloads_parameters | scope.masters, 1.0, 0.0)
+    fsdp2 = scope.structure.framework == "fsdp2"
+    gathers = wrapped(scope) * ((scope.shards > 1) | scope.offloads_parameters | scope.types.mixed | fsdp2)
     # ZeRO-2 keeps everything gathered; so does torchtitan between pipeline stages, and replicate() has a copy in the compute type.
-    stays = np.full(len(scope), scope.stage in (0, 2)) | ((scope.structure.framework == "fsdp2") & (scope.pp > 1))
+    stays = np.full(len(scope), scope.stage in (0, 2)) | (fsdp2 & (scope.pp > 1))
     kept = gathers * np.where(stays, whole, root)
     name = "gathered root parameters" if scope.stage == 3 else "gathered parameters"
+    text = f"{scope.types.read} x"
     return Windows(
-        item(name, "communication_buffers", kept, f"{c} x root, or all that is not resharded", SOURCE, "gather"),
-        item("gathered layer", "communication_buffers", gathers * layer * ~stays, f"{c} x a layer", SOURCE, "gather"),
-        item("gathered layers", "communication_buffers", gathers * 2 * layer * ~stays, f"2 x {c} x a layer", SOURCE, "gather"),
+        item(name, "communication_buffers", kept, f"{text} root, or all that is not resharded", SOURCE, "gather"),
+        item("gathered layer", "communication_buffers", gathers * layer * ~stays, f"{text} a layer", SOURCE, "gather"),
+        item("gathered layers", "communication_buffers", gathers * 2 * layer * ~stays, f"2 x {text} a layer", SOURCE, "gather"),
+    )
+
+
+def wrapped(scope: Scope) -> Column:
+    """1.0 where FSDP wraps the model: any sharding, and FSDP2's ``replicate()`` over more than one rank."""
+    nothing = scope.structure.framework == "fsdp2" and scope.stage == 0
+    return np.where(nothing & (scope.data_ranks == 1), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """16-bit copies that products make of wider weights, cached until forward ends: of all of them, of what backward keeps, of a layer."""
+
+    rest: Item
+    kept: Item
+    layer: Item
+
+
+def copies(scope: Scope, rank: Rank, made: bool) -> Copies:
+    """A product saves its copy for backward; one that is recomputed makes another then (aten/src/ATen/autocast_mode.cpp `cached_cast`)."""
+    c, source = scope.c * made, "torch.autocast"
+    again = scope.structure.recompute == "full" or (scope.structure.recompute == "selective" and not scope.structure.recompute_modules)
+    tied = rank.root.trained * rank.slot.head if scope.model.tied else 0.0
+    every = c * (rank.held.products + tied)
+    root, layer = c * (rank.root.products + tied), c * rank.layer.products
+    name, part = "16-bit copies of weights", "communication_buffers"
+    return Copies(
+        item(name, part, every - root if again else 0.0 * every, f"{scope.c} x products of layers", source),
+        item(name, part, root if again else every, f"{scope.c} x products", source),
+        item(name, part, layer, f"{scope.c} x products of a layer", source),
     )
 
 
@@ -53,35 +85,39 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     type
     accumulate where communication is put off (FSDP1: `MemoryRules.puts_off`; FSDP2: option ``no_sync``, and between pipeline stages).
     """
-    held, c, g = rank.held, scope.dtype_bytes, scope.gradient_bytes
+    held = rank.held
+    stored, c, g = scope.each("stored"), scope.each("read"), scope.each("reduced")
+    types = scope.types
     fsdp1 = scope.structure.framework == "fsdp1"
-    stored = 4 if scope.masters else c
-    share, w = sharded(scope, rank), windows(scope, rank)
+    share, w, cast = sharded(scope, rank), windows(scope, rank), copies(scope, rank, types.autocast)
     flat = float(scope.job.method == "full" and scope.stage > 0)  # without sharding a gradient is its tensor's own
     owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
     root = rank.root.all_trained * flat
-    root_gradient = item("whole gradients of the root", "gradients", c * root, f"{c} x root", SOURCE)
+    root_gradient = item("whole gradients of the root", "gradients", c * root, f"{types.read} x root", SOURCE)
     pool = "reduce" if fsdp1 else "work"  # FSDP1 casts on its post-backward stream, FSDP2 copies in on the current one
-    reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{g} x a layer", SOURCE, pool)
-    reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{g} x root", SOURCE, pool)
+    text = f"{types.reduced} x"
+    reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{text} a layer", SOURCE, pool)
+    reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{text} root", SOURCE, pool)
     several: Column = np.where(scope.accumulation > 1, 1.0, 0.0)
     quiet = scope.framework.memory.puts_off(scope.model.family, scope.options) if fsdp1 else scope.switch("no_sync", False)
     put_off = several * flat * np.where((scope.pp > 1) & (not fsdp1) | quiet, 1.0, 0.0)
     so_far = put_off * g * held.all_trained
-    accumulated = item("whole gradients of the micro-batches so far", "gradients", so_far, f"{g} x trained parameters", SOURCE)
+    accumulated = item("whole gradients of the micro-batches so far", "gradients", so_far, f"{text} trained parameters", SOURCE)
     weights = stored * (share + sharded_frozen(scope, held))
+    masters = 4 * scope.each("masters") * share
     return Accounts(
         parameters=(
-            item("sharded weights", "parameters", weights, f"{stored} x parameters / shards", SOURCE),
+            item("sharded weights", "parameters", weights, f"{types.stored} x parameters / shards", SOURCE),
             *quantized_items(scope, held.quantized, scope.shards),
         ),
-        masters=(),
-        gradients=(item("sharded gradients", "gradients", stored * owned, f"{stored} x trained parameters / shards", SOURCE, "reduce"),),
-        optimizer=optimizer_items(scope, rank, share, stored, SOURCE),
+        masters=(item("fp32 master weights", "master_weights", masters, "4 x trained parameters", "torch.optim"),),
+        gradients=(item("sharded gradients", "gradients", stored * owned, f"{types.stored} x trained parameters / shards", SOURCE, "reduce"),),
+        optimizer=optimizer_items(scope, rank, share, scope.each("stepped"), SOURCE),
         early=several * (1.0 - put_off),
-        loss=(w.root, w.one, accumulated),
-        block=(w.root, w.two, root_gradient, reducing, accumulated),
-        last=(w.root, root_gradient, reduce_root, accumulated),
+        forward=(cast.rest,),
+        loss=(w.root, w.one, accumulated, cast.kept),
+        block=(w.root, w.two, root_gradient, reducing, accumulated, cast.kept, cast.layer),
+        last=(w.root, root_gradient, reduce_root, accumulated, cast.layer),
         leftovers=(w.one,) if fsdp1 else (),  # its rate limiter lets two gathers run beside the layer in use
     )
 
@@ -91,30 +127,30 @@ def ddp(scope: Scope, rank: Rank) -> Accounts:
     beside them.
     """
     source = "torch/nn/parallel/distributed.py, torch.autocast"
-    held, c = rank.held, scope.dtype_bytes
-    stored = 4 if scope.masters else c
-    trained = held.all_trained
+    held, types = rank.held, scope.types
+    stored, trained = types.stored, held.all_trained
     full = float(scope.job.method == "full")
-    copies = c * held.products * (scope.masters or scope.job.autocast)
-    cast = item("16-bit copies of weights", "communication_buffers", copies, f"{c} x products", source)
+    cast = copies(scope, rank, stored > scope.c)
     frozen = scope.frozen_bytes if scope.job.method == "qlora" else stored
     whole = item("gradient of the largest tensor", "gradients", stored * rank.largest * full, f"{stored} x largest", source)
     gradients = stored * (np.minimum(rank.largest, trained) if scope.job.optimizer_in_backward else trained)
     buckets = (scope.data_ranks > 1) & (not scope.job.optimizer_in_backward)
     several = scope.accumulation > 1
     twice = item("gradients beside the buckets", "gradients", stored * trained * (buckets & several), f"{stored} x trained", source)
+    masters = 4 * trained * types.masters
     return Accounts(
         parameters=(
             item("weights", "parameters", stored * trained + frozen * held.frozen, f"{stored} x parameters", source),
             *quantized_items(scope, held.quantized),
         ),
-        masters=(),
+        masters=(item("fp32 master weights", "master_weights", masters, "4 x trained parameters", "torch.optim"),),
         gradients=(item("gradients", "gradients", gradients, f"{stored} x trained parameters", source),),
-        optimizer=optimizer_items(scope, rank, sharded(scope, rank), stored, source),
+        optimizer=optimizer_items(scope, rank, sharded(scope, rank), types.stepped, source),
         early=np.where(buckets | several, 1.0, 0.0),
-        loss=(cast, twice),
-        block=(cast, whole, twice),
-        last=(cast, twice),
+        forward=(cast.rest,),
+        loss=(cast.kept, twice),
+        block=(cast.kept, cast.layer, whole, twice),
+        last=(cast.layer, twice),
     )
 
 

@@ -73,9 +73,10 @@ class Owned:
 
     def _all_trained(self) -> list[Weight]:
         """Every trained tensor of the stage in order, not only those of the layers that are replayed."""
-        model = self.setup.model
-        blocks = [model.embedding, *(model.blocks[name] for name in self.setup.stage.layers), model.head]
-        return [w for block in blocks for w, trained in self.setup.owned(block) if trained]
+        model, stage = self.setup.model, self.setup.stage
+        table = model.embedding.ops[0].weights[:1] if model.tied and stage.last and not stage.first and not self.setup.lora else ()
+        blocks = [model.embedding] * stage.first + [model.blocks[name] for name in stage.layers] + [model.head] * stage.last
+        return [*(w for block in blocks for w, trained in self.setup.owned(block) if trained), *table]
 
     def _parameters(self, block: Block, layer: int) -> dict[str, Parameter]:
         return {w.name: self._parameter(w.name, w, trained, layer) for w, trained in self.setup.owned(block)}

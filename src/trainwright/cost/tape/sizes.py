@@ -228,18 +228,20 @@ class Symbols:
         return self.symbol(name, value)
 
     def zero_redundancy(self, opt: Optimizer, ws: Sequence[Weight], stored: int) -> Size:
-        """Rank 0's states under ZeroRedundancyOptimizer, which deals whole tensors over the ranks."""
-        from ..parameters import greedy_partition, optimizer_state
+        """Rank 0's states under ZeroRedundancyOptimizer, which deals whole tensors, as tensor parallelism leaves them, over the ranks."""
+        from ..parameters import greedy_partition, optimizer_state, owned_shape, product
 
         ws = tuple(ws)
 
         def value(c: Columns) -> IntColumn:
-            sizes = [w.elements for w in ws]
-            dims = [[np.array([d], dtype=np.int64) for d in w.shape] for w in ws]
-            states = [int(optimizer_state(opt, d, stored)[0]) for d in dims]
             total = np.zeros_like(c.batch)
-            for ranks in np.unique(c.shards):
-                total[c.shards == ranks] = sum(states[i] for i in greedy_partition(sizes, int(ranks))[0])
+            cut = c.shards << 32 | c.tp
+            for pair in np.unique(cut):
+                rows = np.flatnonzero(cut == pair)
+                one = c.take(rows[:1])
+                dims = [owned_shape(w, one, sharded=False, tensor=self.splits(w) is not None) for w in ws]
+                mine = greedy_partition([int(product(d)[0]) for d in dims], int(pair >> 32))[0]
+                total[rows] = sum(int(optimizer_state(opt, dims[i], stored)[0]) for i in mine)
             return total
 
         return self.symbol(f"{opt.name} states of rank 0 of ZeroRedundancyOptimizer", value)
