@@ -91,7 +91,7 @@ def _put_off(plan: ParallelPlan, family: str) -> tuple[str, ...]:
     """FSDP that accumulates without being told how: the default costs memory that many loops do not pay."""
     s = plan.structure
     sharded = s.framework in ("fsdp1", "fsdp2") and s.sharding in ("zero2", "zero3") and plan.accumulation > 1
-    if not sharded or "no_sync" in dict(s.options) or not FRAMEWORKS[s.framework].memory.puts_off(family, {}):
+    if not sharded or "no_sync" in dict(s.options) or not FRAMEWORKS[s.framework].memory.puts_off(family, s):
         return ()
     return (
         f"whole gradients are kept over the {plan.accumulation} micro-batches and reduced once (strategy.options.no_sync=false keeps shards)",

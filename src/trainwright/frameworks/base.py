@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ..spec.plan import Structure
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,16 @@ class MemoryRules:
     accumulates_in_buffer: bool = False
     holds_outputs: str = "no"  # no | cached | live
     reduces_each_families: tuple[str, ...] = ()  # families whose code reduces gradients after each micro-batch where others put it off
+    reduces_each_where_offloaded: bool = False  # with parameters on the host so are the loops: whole gradients would not fit on the card
     kernel_loss_families: tuple[str, ...] = ()  # families whose plain loss is a kernel on 16-bit logits in the code that trains them
     compiled_loss_since: str = ""  # year-month from which ``compile`` includes the loss
     source: str = ""
 
-    def puts_off(self, family: str, options: Mapping[str, object]) -> bool:
+    def puts_off(self, family: str, structure: Structure) -> bool:
         """Whether whole gradients are kept over the micro-batches of a step and reduced once: option ``no_sync``, by default what the loops do that train
         the family."""
-        return options.get("no_sync", family not in self.reduces_each_families) is True
+        moves = self.reduces_each_where_offloaded and structure.offload.startswith("params")
+        return dict(structure.options).get("no_sync", family not in self.reduces_each_families and not moves) is True
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from .base import Framework
 @dataclass(frozen=True)
 class Dtypes:
     """Bytes an element. `compute`: activations and products; `stored`: owned parameters, and the gradients and optimizer states that belong to them where
-    no `masters` (fp32 copies, which the optimizer then steps) stand beside; `read`: what a module sees of its parameters, and what autograd's gradients come in;
-    `reduced`: what PyTorch's wrappers reduce. `autocast`: products make 16-bit copies of fp32 parameters and of the fp32 residual stream."""
+    no `masters` (fp32 copies, which the optimizer then steps) stand beside; `read`: what a module sees of its parameters, and what autograd's gradients come
+    in; `reduced`: what PyTorch's wrappers reduce. `autocast`: products make 16-bit copies of fp32 parameters and of the fp32 residual stream."""
 
     compute: int
     stored: int

@@ -17,9 +17,11 @@ SOURCE = "torch/distributed/fsdp: _flat_param.py, _runtime_utils.py; _fully_shar
 
 @dataclass(frozen=True)
 class Windows:
-    """Gathered weights: the root (or everything that is not resharded), one group, two groups (in use and prefetched)."""
+    """Gathered weights: the root (or everything that is not resharded), what of it is there at the end of backward, one group, two groups (in use and
+    prefetched)."""
 
     root: Item
+    last: Item
     one: Item
     two: Item
 
@@ -41,6 +43,7 @@ def windows(scope: Scope, rank: Rank) -> Windows:
     text = f"{scope.types.read} x"
     return Windows(
         item(name, "communication_buffers", kept, f"{text} root, or all that is not resharded", SOURCE, "gather"),
+        item(name, "communication_buffers", gathers * np.where(stays & (scope.pp > 1), whole, root), f"{text} root", SOURCE, "gather"),
         item("gathered layer", "communication_buffers", gathers * layer * ~stays, f"{text} a layer", SOURCE, "gather"),
         item("gathered layers", "communication_buffers", gathers * 2 * layer * ~stays, f"2 x {text} a layer", SOURCE, "gather"),
     )
@@ -83,7 +86,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     gradient is
     concatenated, cast and reduced at the very end. Micro-batches are reduced one by one into sharded gradients; whole ones of the reduced
     type
-    accumulate where communication is put off (FSDP1: `MemoryRules.puts_off`; FSDP2: option ``no_sync``, and between pipeline stages).
+    accumulate where communication is put off (`MemoryRules.puts_off`; FSDP2 between pipeline stages too).
     """
     held = rank.held
     stored, c, g = scope.each("stored"), scope.each("read"), scope.each("reduced")
@@ -99,10 +102,19 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{text} a layer", SOURCE, pool)
     reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{text} root", SOURCE, pool)
     several: Column = np.where(scope.accumulation > 1, 1.0, 0.0)
-    quiet = scope.framework.memory.puts_off(scope.model.family, scope.options) if fsdp1 else scope.switch("no_sync", False)
-    put_off = several * flat * np.where((scope.pp > 1) & (not fsdp1) | quiet, 1.0, 0.0)
+    quiet = scope.framework.memory.puts_off(scope.model.family, scope.structure)
+    replicated = wrapped(scope) * (scope.stage == 0 and not fsdp1)
+    put_off = several * np.where((scope.pp > 1) & (not fsdp1) | quiet, np.maximum(flat, replicated), replicated)
     so_far = put_off * g * held.all_trained
-    accumulated = item("whole gradients of the micro-batches so far", "gradients", so_far, f"{text} trained parameters", SOURCE)
+    # each group's are reduced after its last backward pass, all of them at the end between stages, where shards take their place
+    remaining = np.where(scope.pp > 1, np.maximum(so_far - stored * owned, 0.0), put_off * g * rank.root.all_trained)
+    accumulated, remains = (
+        item("whole gradients of the micro-batches so far", "gradients", size, f"{text} trained parameters", SOURCE)
+        for size in (so_far, remaining)
+    )
+    # what replicas all-reduce before it is cast to the stored type stays until backward is over
+    waits = g * share * ((g != stored) & ((scope.column("dp_replicate") > 1) | (replicated > 0)) & (not fsdp1))
+    waiting = item("reduced gradients of all groups", "communication_buffers", waits, f"{text} trained parameters / shards", SOURCE)
     weights = stored * (share + sharded_frozen(scope, held))
     masters = 4 * scope.each("masters") * share
     return Accounts(
@@ -111,13 +123,15 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
             *quantized_items(scope, held.quantized, scope.shards),
         ),
         masters=(item("fp32 master weights", "master_weights", masters, "4 x trained parameters", "torch.optim"),),
-        gradients=(item("sharded gradients", "gradients", stored * owned, f"{types.stored} x trained parameters / shards", SOURCE, "reduce"),),
+        gradients=(
+            item("sharded gradients", "gradients", stored * owned, f"{types.stored} x trained parameters / shards", SOURCE, "reduce"),
+        ),
         optimizer=optimizer_items(scope, rank, share, scope.each("stepped"), SOURCE),
         early=several * (1.0 - put_off),
         forward=(cast.rest,),
         loss=(w.root, w.one, accumulated, cast.kept),
         block=(w.root, w.two, root_gradient, reducing, accumulated, cast.kept, cast.layer),
-        last=(w.root, root_gradient, reduce_root, accumulated, cast.layer),
+        last=(w.last, root_gradient, reduce_root, remains, waiting, cast.layer),
         leftovers=(w.one,) if fsdp1 else (),  # its rate limiter lets two gathers run beside the layer in use
     )
 

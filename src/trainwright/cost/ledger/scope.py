@@ -161,7 +161,9 @@ class Scope:
 
     @cached_property
     def fp32_stream(self) -> bool:
-        """Autocast leaves the residual stream and norms in fp32. PEFT's ``prepare_model_for_kbit_training`` casts what is not quantized (embeddings, norms, head) to fp32, and with it the
+        """Autocast leaves the residual stream and norms in fp32.
+
+        PEFT's ``prepare_model_for_kbit_training`` casts what is not quantized (embeddings, norms, head) to fp32, and with it the
         residual stream; not
         for GPTQ's int4, and not where sharded bases need one type for all weights (``bnb_4bit_quant_storage``).
         """

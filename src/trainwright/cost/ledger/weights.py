@@ -141,7 +141,11 @@ def dealt(scope: Scope, slot: Slot) -> Column:
     """Trained elements of the tensors that ZeroRedundancyOptimizer gives rank 0: whole tensors, as tensor parallelism leaves them, dealt over the ranks."""
     model = scope.model
     copied = slot.head * (1.0 - slot.embedding) if model.tied else 0.0 * slot.head
-    counts = [*((model.blocks[name], count) for name, count in slot.layers.items()), (model.embedding, slot.embedding + copied), (model.head, slot.head)]
+    counts = [
+        *((model.blocks[name], count) for name, count in slot.layers.items()),
+        (model.embedding, slot.embedding + copied),
+        (model.head, slot.head),
+    ]
     tensors = [(size, count) for block, count in counts for size in _trained_tensors(block, scope)]
     columns = np.array([scope.shards, *(column for pair in tensors for column in np.broadcast_arrays(*pair))])
     kinds, where = np.unique(columns, axis=1, return_inverse=True)

@@ -63,9 +63,7 @@ def _one_by_one(step: Step, misplaced: set[int]) -> None:
 
 
 def _temporary(step: Step, p: Parameter) -> Storage:
-    return Storage(
-        step.tape, times(_owned(step, p), step.setup.types.stepped), PART["optimizer"], "optimizer temporary"
-    )
+    return Storage(step.tape, times(_owned(step, p), step.setup.types.stepped), PART["optimizer"], "optimizer temporary")
 
 
 def _owned(step: Step, p: Parameter) -> Size:

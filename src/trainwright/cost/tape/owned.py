@@ -63,9 +63,7 @@ class Owned:
             self.layer_groups.append(self._own("layer", i, params))
             self.layer_owned.append(self.tape.since(before))
         if self.setup.structure.sharding == "zero1":
-            size = self.symbols.zero_redundancy(
-                OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), self.setup.types.stepped
-            )
+            size = self.symbols.zero_redundancy(OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), self.setup.types.stepped)
             self.owned.append(Storage(self.tape, size, PART["optimizer"], "optimizer states of rank 0"))
         buffers = self.setup.model.buffer_bytes
         if buffers:
@@ -105,9 +103,7 @@ class Owned:
         if setup.ddp and setup.variant.data:
             self.owned.append(Storage(tape, count(trained, setup.types.stored), PART["gradients"], f"{name} gradient buckets"))
         if setup.structure.sharding != "zero1":
-            size = s.optimizer(
-                OPTIMIZERS[setup.job.optimizer], trained, setup.types.stepped, setup.sharded, layer >= 0
-            )
+            size = s.optimizer(OPTIMIZERS[setup.job.optimizer], trained, setup.types.stepped, setup.sharded, layer >= 0)
             self.owned.append(Storage(tape, size, PART["optimizer"], f"{name} optimizer states"))
         return self._group(name, layer, params)
 

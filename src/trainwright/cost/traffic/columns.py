@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import SpecError
 from ...frameworks import FRAMEWORKS
+from ...frameworks.dtypes import Dtypes, dtypes
 from ...spec.blocks import Block, Op, Weight
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
@@ -125,10 +126,13 @@ class Case:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes an element of a trained parameter that PyTorch owns: fp32 under autocast and where the one copy is the master, else the compute type.
-        DDP's masters are copies beside 16-bit weights, but for adapters."""
-        own = self.job.master_weights == "fp32" and (self.structure.framework != "ddp" or self.lora)
-        return 4 if self.job.autocast or own else self.activation_bytes
+        """Bytes an element of a trained parameter that PyTorch owns."""
+        return self.types.stored
+
+    @cached_property
+    def types(self) -> Dtypes:
+        """Number formats where gradients are reduced: on one of several ranks."""
+        return dtypes(FRAMEWORKS[self.structure.framework], self.job, self.structure, alone=False)
 
     @property
     def gradient_bytes(self) -> int:
@@ -138,7 +142,8 @@ class Case:
     def reductions(self) -> IntColumn:
         """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
         sharded = self.structure.sharding in ("zero2", "zero3")
-        each = sharded and not self.switch("no_sync", True)
+        memory = FRAMEWORKS[self.structure.framework].memory
+        each = sharded and not self.switch("no_sync", memory.puts_off(self.model.family, self.structure))
         return np.where(each & (self.table.pp == 1), self.table.accumulation, 1)
 
     @property

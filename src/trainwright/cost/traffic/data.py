@@ -90,7 +90,7 @@ def _ddp(case: Case) -> None:
     case.add_in_buckets("dp", "all_reduce", "reduce", spread, bucket, 1, case.expert_data, stride, "backward", "expert gradient buckets")
     if case.structure.sharding != "zero1":
         return
-    size = 4 if case.job.master_weights == "fp32" else size  # the optimizer steps the masters
+    size = case.types.stepped
     for block, count in case.stage.blocks(case.model):
         for w in case.trainable(block):
             what = f"updated tensors of {' x '.join(str(d) for d in w.shape)}"
@@ -134,7 +134,7 @@ def _fsdp2(case: Case) -> None:
                 wanted = wanted + (0 if case.lora else copy)
             name = ("experts of a layer" if experts else "a layer") if layer else "embedding, final norm, head"
             _gather(case, everything, count, layer, shard, stride, f"parameters of {name}")
-            size = wanted * case.gradient_bytes
+            size = wanted * case.types.reduced
             reductions = count * case.reductions
             case.add(
                 "dp_shard",
@@ -187,7 +187,7 @@ def _gather(case: Case, elements: IntColumn, count: IntColumn, layer: bool, shar
 def _fsdp1(case: Case) -> None:
     """One flat parameter a layer, padded to the ranks; the root is kept after forward. Gradients are reduced every micro-batch, or held whole
     instead (`MemoryRules.puts_off`), which keeps the parameters of ZeRO-2 as well. Without sharding each flat parameter is all-reduced."""
-    quiet = FRAMEWORKS["fsdp1"].memory.puts_off(case.model.family, dict(case.structure.options))
+    quiet = FRAMEWORKS["fsdp1"].memory.puts_off(case.model.family, case.structure)
     micro = case.micro_batches
     sharding = case.structure.sharding
     shard = case.shard if sharding != "none" else np.ones_like(case.shard)
@@ -202,7 +202,7 @@ def _fsdp1(case: Case) -> None:
         if layer and sharding == "zero3":
             case.add("dp_shard", "all_gather", "backward", size, count * micro, shard, case.tp, overlaps=ahead, what=what)
         wanted = _flat(case, sum((case.trainable(b) for b in blocks), ()))
-        gradient = ceil_div(wanted, shard) * shard * case.gradient_bytes
+        gradient = ceil_div(wanted, shard) * shard * case.types.reduced
         times = count if quiet else count * micro
         behind = "backward" if layer else ""
         what = f"gradients of {name}"
