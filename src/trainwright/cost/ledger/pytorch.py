@@ -9,8 +9,8 @@ import numpy as np
 from ..table import Column
 from .accounts import Rank, deepspeed, megatron, optimizer_items, quantized_items, sharded, sharded_frozen
 from .items import Accounts, Item, item
-from .scope import Scope
-from .weights import quantized_bytes
+from .scope import Scope, add_up
+from .weights import local_elements, quantized_bytes
 
 SOURCE = "torch/distributed/fsdp: _flat_param.py, _runtime_utils.py; _fully_shard/_fsdp_param_group.py"
 
@@ -79,6 +79,14 @@ def copies(scope: Scope, rank: Rank, made: bool) -> Copies:
     )
 
 
+def whole_table(scope: Scope, rank: Rank) -> Column:
+    """Elements that DTensor keeps of a split embedding table's gradient beyond the rank's own, where no wrapper cuts or copies it."""
+    if scope.job.method != "full":
+        return np.zeros(len(scope))
+    others = add_up((w.elements - local_elements(w, scope) for w in scope.model.embedding.weights), len(scope))
+    return np.where(scope.data_ranks == 1, others * rank.slot.embedding, 0.0)
+
+
 def fsdp(scope: Scope, rank: Rank) -> Accounts:
     """One sharded copy in the stored type; the root's parameters and gradients whole from forward to the end of backward.
 
@@ -95,6 +103,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     share, w, cast = sharded(scope, rank), windows(scope, rank), copies(scope, rank, types.autocast)
     flat = float(scope.job.method == "full" and scope.stage > 0)  # without sharding a gradient is its tensor's own
     owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
+    owned = owned + whole_table(scope, rank) * (1.0 - wrapped(scope))
     root = rank.root.all_trained * flat
     root_gradient = item("whole gradients of the root", "gradients", c * root, f"{types.read} x root", SOURCE)
     pool = "reduce" if fsdp1 else "work"  # FSDP1 casts on its post-backward stream, FSDP2 copies in on the current one
@@ -147,7 +156,7 @@ def ddp(scope: Scope, rank: Rank) -> Accounts:
     cast = copies(scope, rank, stored > scope.c)
     frozen = scope.frozen_bytes if scope.job.method == "qlora" else stored
     whole = item("gradient of the largest tensor", "gradients", stored * rank.largest * full, f"{stored} x largest", source)
-    gradients = stored * (np.minimum(rank.largest, trained) if scope.job.optimizer_in_backward else trained)
+    gradients = stored * (np.minimum(rank.largest, trained) if scope.job.optimizer_in_backward else trained + whole_table(scope, rank))
     buckets = (scope.data_ranks > 1) & (not scope.job.optimizer_in_backward)
     several = scope.accumulation > 1
     twice = item("gradients beside the buckets", "gradients", stored * trained * (buckets & several), f"{stored} x trained", source)
