@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...frameworks import FRAMEWORKS
+from ...schedules import SCHEDULES
 from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
@@ -62,7 +63,7 @@ def _held_twice(case: Case) -> None:
     sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
     shard = case.shard if sharded else np.ones_like(case.tp)
     tied_embedding(case, _padded(case, case.model.embedding.weights[:1], False, shard) // shard * case.stored_bytes)
-    if case.structure.schedule != "dualpipe":
+    if SCHEDULES[case.structure.schedule].placement != "bidirectional":
         return
     expert_shard = case.expert_shard if sharded else shard
     total = np.zeros_like(case.tp)
