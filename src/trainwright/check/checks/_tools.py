@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,9 +52,10 @@ def world(setup: Setup) -> int | None:
     if found:
         return found
     nodes, per_node = whole(setup.value("launch.nodes")), whole(setup.value("launch.gpus_per_node"))
-    if per_node:
-        return per_node * (nodes or 1)
-    return asked_gpus(setup)
+    asked = asked_gpus(setup)
+    if per_node and nodes is None and asked and asked % per_node == 0:
+        return asked
+    return per_node * (nodes or 1) if per_node else asked
 
 
 def asked_gpus(setup: Setup) -> int | None:
@@ -61,7 +63,7 @@ def asked_gpus(setup: Setup) -> int | None:
     from ...spec.run import parse_cluster
 
     on = setup.asked.get("on")
-    if isinstance(on, str) and "x" in on:
+    if isinstance(on, str) and re.match(r"\s*\d+\s*[x×]", on):
         table = parse_cluster(on)
         return int(table["nodes"]) * int(table["gpus_per_node"])
     if isinstance(on, dict) and whole(on.get("nodes")) and whole(on.get("gpus_per_node")):
