@@ -47,13 +47,13 @@ def degree(setup: Setup, name: str) -> int:
 
 
 def world(setup: Setup) -> int | None:
-    """Processes in all: said, or machines x GPUs of a machine, or the cluster that was asked about."""
+    """Processes in all: said, or machines x GPUs of a machine, or the cluster that was asked about, which also counts the machines that nobody said."""
     found = whole(setup.value("launch.world_size"))
     if found:
         return found
-    nodes, per_node = whole(setup.value("launch.nodes")), whole(setup.value("launch.gpus_per_node"))
-    asked = asked_gpus(setup)
-    if per_node and nodes is None and asked and asked % per_node == 0:
+    machines, per_node = setup.fact("launch.nodes"), whole(setup.value("launch.gpus_per_node"))
+    nodes, asked = whole(machines.value) if machines else None, asked_gpus(setup)
+    if per_node and (machines is None or machines.rank < 0) and asked and asked % per_node == 0:
         return asked
     return per_node * (nodes or 1) if per_node else asked
 
