@@ -45,6 +45,9 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
+    reduces_own_type: bool = (
+        False  # gradients come and are reduced in a type that `gradient_dtype` sets under mixed precision alone, or never
+    )
     autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
     saves_parallel: SaveRules | None = None
@@ -147,6 +150,8 @@ class Framework:
     # the least ZeRO stage at which an offload has an effect, on a single rank too; 0 where it is not named
     offload_stages: dict[str, int] = field(default_factory=lambda: {"params-cpu": 2, "params-nvme": 2})
     pipeline_zero_stage: int = 3  # the highest ZeRO stage that runs together with pipeline stages
+    # keys of a run spec that change nothing: {key: (why, only these values, only with several ranks)}
+    ignores: dict[str, tuple[str, tuple[str, ...], bool]] = field(default_factory=dict)
     memory: MemoryRules = field(default_factory=MemoryRules)
     time: TimeRules = field(default_factory=TimeRules)
     source: str = ""

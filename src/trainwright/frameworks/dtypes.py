@@ -14,7 +14,7 @@ from .base import Framework
 class Dtypes:
     """Bytes an element. `compute`: activations and products; `stored`: owned parameters, and the gradients and optimizer states that belong to them where
     no `masters` (fp32 copies, which the optimizer then steps) stand beside; `read`: what a module sees of its parameters, and what autograd's gradients come
-    in; `reduced`: what PyTorch's wrappers reduce. `autocast`: products make 16-bit copies of fp32 parameters and of the fp32 residual stream."""
+    in; `reduced`: what is added up and reduced. `autocast`: products make 16-bit copies of fp32 parameters and of the fp32 residual stream."""
 
     compute: int
     stored: int
@@ -52,5 +52,6 @@ def dtypes(framework: Framework, job: TrainingJob, structure: Structure, *, alon
     one_copy = wide and (wraps or (structure.framework == "ddp" and job.method != "full"))
     stored = 4 if autocast or one_copy else compute
     read = compute if one_copy and wraps else stored
-    reduced = int(DTYPE_BYTES[job.gradient_dtype]) if one_copy and wraps else read
+    free = (one_copy and wraps) or not framework.memory.reduces_own_type
+    reduced = int(DTYPE_BYTES[job.gradient_dtype]) if free else read
     return Dtypes(compute, stored, read, reduced, masters=wide and not one_copy, autocast=autocast)

@@ -15,7 +15,12 @@ FRAMEWORK = Framework(
     search_options=(("no_sync", False),),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(
-        engine="tape", parameter_dtype="master", autocasts=True, compiled_loss_since="2025-01", reduces_each_where_offloaded=True
+        engine="tape",
+        parameter_dtype="master",
+        autocasts=True,
+        reduces_own_type=True,
+        compiled_loss_since="2025-01",
+        reduces_each_where_offloaded=True,
     ),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
     time=TimeRules(

@@ -138,7 +138,7 @@ class Scope:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        return int(DTYPE_BYTES[self.job.gradient_dtype])
+        return self.types.reduced
 
     @cached_property
     def types(self) -> Dtypes:

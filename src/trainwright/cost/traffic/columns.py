@@ -20,7 +20,7 @@ from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ...spec.precision import DTYPE_BYTES, activation_bytes
+from ...spec.precision import activation_bytes
 from ..distinct import distinct
 from ..message import Axis, Message, Phase
 from ..stages import layers_of_rank, layers_per_stage
@@ -135,7 +135,7 @@ class Case:
 
     @property
     def gradient_bytes(self) -> int:
-        return int(DTYPE_BYTES[self.job.gradient_dtype])
+        return self.types.reduced
 
     @property
     def reductions(self) -> IntColumn:

@@ -135,7 +135,7 @@ def _fsdp2(case: Case) -> None:
                 wanted = wanted + (0 if case.lora else copy)
             name = ("experts of a layer" if experts else "a layer") if layer else "embedding, final norm, head"
             _gather(case, everything, count, layer, shard, stride, f"parameters of {name}")
-            size = wanted * case.types.reduced
+            size = wanted * case.gradient_bytes
             reductions = count * case.reductions
             case.add(
                 "dp_shard",
@@ -203,7 +203,7 @@ def _fsdp1(case: Case) -> None:
         if layer and sharding == "zero3":
             case.add("dp_shard", "all_gather", "backward", size, count * micro, shard, case.tp, overlaps=ahead, what=what)
         wanted = _flat(case, sum((case.trainable(b) for b in blocks), ()))
-        gradient = ceil_div(wanted, shard) * shard * case.types.reduced
+        gradient = ceil_div(wanted, shard) * shard * case.gradient_bytes
         times = count if quiet else count * micro
         behind = "backward" if layer else ""
         what = f"gradients of {name}"
