@@ -10,7 +10,7 @@ from ..table import Column
 from .accounts import Rank, deepspeed, megatron, optimizer_items, quantized_items, sharded, sharded_frozen
 from .items import Accounts, Item, item
 from .scope import Scope, add_up
-from .weights import local_elements, quantized_bytes
+from .weights import local_elements, optimizer_of, quantized_bytes
 
 SOURCE = "torch/distributed/fsdp: _flat_param.py, _runtime_utils.py; _fully_shard/_fsdp_param_group.py"
 
@@ -87,6 +87,39 @@ def whole_table(scope: Scope, rank: Rank) -> Column:
     return np.where(scope.data_ranks == 1, others * rank.slot.embedding, 0.0)
 
 
+def replicated(scope: Scope) -> np.ndarray:
+    """Where FSDP2's ``replicate()`` holds whole copies."""
+    return (scope.data_ranks > 1) & (scope.structure.framework == "fsdp2" and scope.stage == 0)
+
+
+def _put_off(scope: Scope) -> Column:
+    """1.0 where whole gradients of the micro-batches are kept, and reduced after the last one."""
+    full, fsdp2 = scope.job.method == "full" and scope.stage > 0, scope.structure.framework == "fsdp2"
+    quiet = scope.framework.memory.puts_off(scope.model.family, scope.structure)
+    later = (((scope.pp > 1) & fsdp2) | quiet) & full | replicated(scope)
+    return (scope.accumulation > 1) & later
+
+
+def _whole_gradients(scope: Scope, rank: Rank, put_off: Column, owned: Column) -> tuple[Item, Item]:
+    """Those of the micro-batches so far, and what is left of them at the end of backward: each group's are reduced after its last backward pass, all of
+    them at the end between stages, where shards (`owned` bytes) take their place."""
+    g, name = scope.each("reduced"), "whole gradients of the micro-batches so far"
+    size = put_off * g * rank.held.all_trained
+    left = np.where(scope.pp > 1, np.maximum(size - owned, 0.0), put_off * g * rank.root.all_trained)
+    text = f"{scope.types.reduced} x trained parameters"
+    return item(name, "gradients", size, text, SOURCE), item(name, "gradients", left, text, SOURCE)
+
+
+def stepping(scope: Scope, rank: Rank, share: Column, stepped: Column | float) -> Item:
+    """Beside the states, while torch.optim steps without a fused kernel: square roots of all tensors at once (foreach), or a few copies of one."""
+    kind, kernel = optimizer_of(scope), scope.job.optimizer_kernel
+    largest = np.minimum(rank.largest / scope.shards, share)
+    elements = largest * kind.temporaries if kernel == "for-loop" or kind.name in ("adafactor", "muon") else 0.0 * share
+    if kernel == "foreach" and kind.name in ("adamw", "lion"):
+        elements = share
+    return item("copies while the optimizer steps", "optimizer", stepped * elements, "square roots, quotients", kind.source)
+
+
 def fsdp(scope: Scope, rank: Rank) -> Accounts:
     """One sharded copy in the stored type; the root's parameters and gradients whole from forward to the end of backward.
 
@@ -102,27 +135,25 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     fsdp1 = scope.structure.framework == "fsdp1"
     share, w, cast = sharded(scope, rank), windows(scope, rank), copies(scope, rank, types.autocast)
     flat = float(scope.job.method == "full" and scope.stage > 0)  # without sharding a gradient is its tensor's own
-    owned = np.minimum(rank.layer.all_trained, share) if scope.job.optimizer_in_backward else share
-    owned = owned + whole_table(scope, rank) * (1.0 - wrapped(scope))
+    at_once = scope.job.optimizer_in_backward  # of what is reduced only a group's shards are there, until they are used
+    owned = 0.0 * share if at_once else share + whole_table(scope, rank) * (1.0 - wrapped(scope))
+    using = item(
+        "gradients being used",
+        "gradients",
+        stored * np.minimum(rank.layer.all_trained, share) * at_once,
+        f"{types.stored} x a layer",
+        SOURCE,
+    )
     root = rank.root.all_trained * flat
     root_gradient = item("whole gradients of the root", "gradients", c * root, f"{types.read} x root", SOURCE)
     pool = "reduce" if fsdp1 else "work"  # FSDP1 casts on its post-backward stream, FSDP2 copies in on the current one
     text = f"{types.reduced} x"
     reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{text} a layer", SOURCE, pool)
     reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{text} root", SOURCE, pool)
-    several: Column = np.where(scope.accumulation > 1, 1.0, 0.0)
-    quiet = scope.framework.memory.puts_off(scope.model.family, scope.structure)
-    replicated = wrapped(scope) * (scope.stage == 0 and not fsdp1)
-    put_off = several * np.where((scope.pp > 1) & (not fsdp1) | quiet, np.maximum(flat, replicated), replicated)
-    so_far = put_off * g * held.all_trained
-    # each group's are reduced after its last backward pass, all of them at the end between stages, where shards take their place
-    remaining = np.where(scope.pp > 1, np.maximum(so_far - stored * owned, 0.0), put_off * g * rank.root.all_trained)
-    accumulated, remains = (
-        item("whole gradients of the micro-batches so far", "gradients", size, f"{text} trained parameters", SOURCE)
-        for size in (so_far, remaining)
-    )
+    put_off = _put_off(scope)
+    accumulated, remains = _whole_gradients(scope, rank, put_off, stored * owned)
     # what replicas all-reduce before it is cast to the stored type stays until backward is over
-    waits = g * share * ((g != stored) & ((scope.column("dp_replicate") > 1) | (replicated > 0)) & (not fsdp1))
+    waits = g * share * ((g != stored) & ((scope.column("dp_replicate") > 1) | replicated(scope)) & (not fsdp1))
     waiting = item("reduced gradients of all groups", "communication_buffers", waits, f"{text} trained parameters / shards", SOURCE)
     weights = stored * (share + sharded_frozen(scope, held))
     masters = 4 * scope.each("masters") * share
@@ -136,11 +167,12 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
             item("sharded gradients", "gradients", stored * owned, f"{types.stored} x trained parameters / shards", SOURCE, "reduce"),
         ),
         optimizer=optimizer_items(scope, rank, share, scope.each("stepped"), SOURCE),
-        early=several * (1.0 - put_off),
+        early=(scope.accumulation > 1) * (1.0 - put_off),
         forward=(cast.rest,),
         loss=(w.root, w.one, accumulated, cast.kept),
-        block=(w.root, w.two, root_gradient, reducing, accumulated, cast.kept, cast.layer),
-        last=(w.last, root_gradient, reduce_root, remains, waiting, cast.layer),
+        block=(w.root, w.two, root_gradient, reducing, accumulated, cast.kept, cast.layer, using),
+        last=(w.last, root_gradient, reduce_root, remains, waiting, cast.layer, using),
+        step=(stepping(scope, rank, share, scope.each("stepped")),),
         leftovers=(w.one,) if fsdp1 else (),  # its rate limiter lets two gathers run beside the layer in use
     )
 
@@ -150,14 +182,14 @@ def ddp(scope: Scope, rank: Rank) -> Accounts:
     beside them.
     """
     source = "torch/nn/parallel/distributed.py, torch.autocast"
-    held, types = rank.held, scope.types
+    held, types, share = rank.held, scope.types, sharded(scope, rank)
     stored, trained = types.stored, held.all_trained
     full = float(scope.job.method == "full")
     cast = copies(scope, rank, stored > scope.c)
     frozen = scope.frozen_bytes if scope.job.method == "qlora" else stored
     whole = item("gradient of the largest tensor", "gradients", stored * rank.largest * full, f"{stored} x largest", source)
-    gradients = stored * (np.minimum(rank.largest, trained) if scope.job.optimizer_in_backward else trained + whole_table(scope, rank))
-    buckets = (scope.data_ranks > 1) & (not scope.job.optimizer_in_backward)
+    buckets = scope.data_ranks > 1  # which hold every gradient, used or not
+    gradients = stored * (trained + whole_table(scope, rank)) * (buckets | (not scope.job.optimizer_in_backward))
     several = scope.accumulation > 1
     twice = item("gradients beside the buckets", "gradients", stored * trained * (buckets & several), f"{stored} x trained", source)
     masters = 4 * trained * types.masters
@@ -168,12 +200,13 @@ def ddp(scope: Scope, rank: Rank) -> Accounts:
         ),
         masters=(item("fp32 master weights", "master_weights", masters, "4 x trained parameters", "torch.optim"),),
         gradients=(item("gradients", "gradients", gradients, f"{stored} x trained parameters", source),),
-        optimizer=optimizer_items(scope, rank, sharded(scope, rank), types.stepped, source),
+        optimizer=optimizer_items(scope, rank, share, types.stepped, source),
         early=np.where(buckets | several, 1.0, 0.0),
         forward=(cast.rest,),
         loss=(cast.kept, twice),
         block=(cast.kept, cast.layer, whole, twice),
         last=(cast.layer, twice),
+        step=(stepping(scope, rank, share, types.stepped),),
     )
 
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...spec.optimizer import OPTIMIZERS
 from .machine import PART, Parameter, Storage, Tensor
 from .sizes import Size, times
 
 if TYPE_CHECKING:
     from .step import Step
-
-# copies of a tensor that one step holds at once, beside the gradient, in the stored type: (for-loop, foreach over all tensors)
-TEMPORARIES = {"adamw": 2, "adafactor": 1, "lion": 2, "muon": 3}
 
 
 def step_optimizer(step: Step) -> None:
@@ -47,7 +45,7 @@ def _all(step: Step, segment: str, params: list[Parameter], make: Callable[[Step
 
 
 def _one_by_one(step: Step, misplaced: set[int]) -> None:
-    copies = TEMPORARIES.get(step.setup.job.optimizer, 0)
+    copies = OPTIMIZERS[step.setup.job.optimizer].temporaries
     last: Storage | None = None
     for p in step.parameters():
         if not p.trained:

@@ -38,6 +38,7 @@ class Owned:
                 reduce=setup.types.reduced,
                 sharded=setup.sharded,
                 reduce_each=reduces_every_micro_batch(setup.structure),
+                uses_each=setup.job.optimizer_in_backward,
             )
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
@@ -124,7 +125,7 @@ class Owned:
         one."""
         setup = self.setup
         for p in self.parameters():
-            if setup.job.optimizer_in_backward:
+            if setup.job.optimizer_in_backward and self.fsdp is None:
                 p.on_grad = _forget
             elif self._buckets:
                 p.on_grad = self._to_bucket
