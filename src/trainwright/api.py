@@ -59,7 +59,9 @@ def _text(source: str | Path) -> tuple[str, str]:
 
 def parse_document(text: str, where: str) -> dict[str, Any]:
     """JSON or TOML text -> dict; the first broken place is named."""
-    is_json = where.lower().endswith(".json") or (text.lstrip()[:1] in ("{", "[") and not _looks_like_toml(text))
+    is_json = where.lower().endswith(".json") or (
+        not where.lower().endswith(".toml") and text.lstrip()[:1] in ("{", "[") and not _looks_like_toml(text)
+    )
     if not text.strip():
         raise SpecError("is empty", where)
     try:
@@ -89,8 +91,8 @@ def _without_doubles(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]
 
 
 def _looks_like_toml(text: str) -> bool:
-    first = text.lstrip().splitlines()[0].strip()
-    return first.startswith("[") and first.endswith("]") and first[1:2].isalpha()
+    """A table's head, whole or not: no JSON list is a document."""
+    return text.lstrip()[:1] == "[" and text.lstrip()[1:2].isalpha()
 
 
 def estimate(spec: Source, *, catalog_files: tuple[str, ...] = (), profile: Profile | None = None) -> Estimate:

@@ -15,11 +15,14 @@ from .catalog.load import build_cluster, load_model
 from .errors import SpecError
 from .frameworks import FRAMEWORKS
 from .frameworks.base import Framework
+from .frameworks.dtypes import dtypes
+from .frameworks.effect import without_effect
 from .models.adapters import lora_targets
 from .spec.cluster import ClusterSpec
 from .spec.job import TrainingJob
 from .spec.model import ModelSpec
 from .spec.plan import ParallelPlan, Structure
+from .spec.precision import activation_dtype
 from .spec.run import RunSpec, StrategySection, TrainingSection
 
 DEFAULT_SEQ_LEN = 8192
@@ -65,7 +68,8 @@ def resolve_task(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Task:
     fixed = spec.strategy
     dp = fixed.dp or _product(fixed.dp_replicate, fixed.dp_shard) or _largest_dp(spec, cluster, model)
     job, assumed, warnings = resolve_job(spec.training, model, framework, dp * (fixed.micro_batch_size or 1))
-    return Task(spec, model, cluster, job, framework, (*model.notes, *cluster.assumed, *assumed), warnings)
+    notes = (*warnings, *_without_effect(spec, framework, model, cluster, job))
+    return Task(spec, model, cluster, job, framework, (*model.notes, *cluster.assumed, *assumed), notes)
 
 
 def _largest_dp(spec: RunSpec, cluster: ClusterSpec, model: ModelSpec) -> int:
@@ -84,14 +88,21 @@ def resolve(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Run:
     shape = resolve_layout(spec.strategy, cluster, framework)
     job, assumed, warnings = resolve_job(spec.training, model, framework, shape.dp * shape.micro_batch_size)
     plan = replace(shape, accumulation=accumulation_steps(job, shape))
+    warnings = (*warnings, *_without_effect(spec, framework, model, cluster, job))
     return Run(spec, model, cluster, job, plan, (*model.notes, *cluster.assumed, *assumed, *_put_off(plan, model.family)), warnings)
+
+
+def _without_effect(spec: RunSpec, framework: Framework, model: ModelSpec, cluster: ClusterSpec, job: TrainingJob) -> tuple[str, ...]:
+    structure = resolve_structure(spec.strategy, framework, spec.strategy.tp or 1, spec.strategy.virtual_stages or 1)
+    types = dtypes(framework, job, structure, alone=cluster.gpus == 1)
+    return without_effect(spec, framework, job, types, moe=model.is_moe, gpus=cluster.gpus)
 
 
 def _put_off(plan: ParallelPlan, family: str) -> tuple[str, ...]:
     """FSDP that accumulates without being told how: the default costs memory that many loops do not pay."""
     s = plan.structure
     sharded = s.framework in ("fsdp1", "fsdp2") and s.sharding in ("zero2", "zero3") and plan.accumulation > 1
-    if not sharded or "no_sync" in dict(s.options) or not FRAMEWORKS[s.framework].memory.puts_off(family, {}):
+    if not sharded or "no_sync" in dict(s.options) or not FRAMEWORKS[s.framework].memory.puts_off(family, s):
         return ()
     return (
         f"whole gradients are kept over the {plan.accumulation} micro-batches and reduced once (strategy.options.no_sync=false keeps shards)",
@@ -119,7 +130,8 @@ def resolve_job(
         assumed.append(f"global batch {batch:,} sequences ({_mebi(batch * seq_len)} tokens, the multiple of {replicas} nearest to 4 Mi)")
     wide = t.precision == "fp32"
     defaults = framework.defaults
-    gradient = t.gradient_dtype or ("fp32" if wide else str(defaults.get("gradient_dtype", "fp32")))
+    own = "fp32" if t.autocast else activation_dtype(t.precision)  # DDP's gradients are the weights'
+    gradient = t.gradient_dtype or ("fp32" if wide else str(defaults.get("gradient_dtype", own)))
     if t.gradient_dtype is None and t.precision == "fp16" and gradient == "bf16":
         gradient = "fp16"
     masters = t.master_weights or ("none" if wide else str(defaults.get("master_weights", "fp32")))

@@ -21,6 +21,9 @@ _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*
 def _split(text: object, what: str, where: str) -> tuple[float, str]:
     found = _NUMBER.match(str(text)) if len(str(text)) < 64 else None
     if not found:
+        negative = _NUMBER.match(str(text).strip().removeprefix("-")) if str(text).strip().startswith("-") else None
+        if negative:
+            raise SpecError(f"{str(text)[:60]!r} is negative", where, [str(text).strip()[1:].strip()])
         raise SpecError(f"{str(text)[:60]!r} is not {what}", where)
     value = float(found[1].replace(",", "").replace("_", ""))
     if not math.isfinite(value):
@@ -28,9 +31,9 @@ def _split(text: object, what: str, where: str) -> tuple[float, str]:
     return value, found[2].lower()
 
 
-def parse_count(text: object, where: str = "") -> float:
+def parse_count(text: object, where: str = "", what: str = "a number such as 2T or 15e12") -> float:
     """``2T``, ``15e12``, ``405B``, ``1_000`` -> a plain number (k, M, B, T are powers of a thousand)."""
-    value, unit = _split(text, "a number such as 2T or 15e12", where)
+    value, unit = _split(text, what, where)
     if unit not in _COUNT:
         raise SpecError(f"{str(text)[:60]!r} ends in an unknown unit {unit!r}", where, ["k", "M", "B", "T"])
     return value * _COUNT[unit]

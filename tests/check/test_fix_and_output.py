@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.check.checks import CHECKS
+from trainwright.check.convert import convert
 from trainwright.check.findings import Change, Finding, Severity
 from trainwright.check.fix import mend
 from trainwright.check.output import render
@@ -18,6 +19,7 @@ from trainwright.check.run import check
 from trainwright.check.setup import Place
 from trainwright.check.spans import json_spans
 from trainwright.cli import main
+from trainwright.errors import SpecError
 
 YAML = """# ours
 compute_environment: LOCAL_MACHINE  # here
@@ -230,6 +232,31 @@ def test_nothing_is_written_where_one_file_of_several_cannot_be(
     monkeypatch.setattr("trainwright.cli.output.read_bytes", lambda name: JSON.encode())
     assert run(capsys, "d.json", "-", "--fix")[0] == 2
     assert (folder / "d.json").read_text() == JSON
+
+
+def test_a_mended_file_keeps_its_permissions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "mine.json"
+    file.write_text('{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}')
+    file.chmod(0o600)
+    run(capsys, "mine.json", "--fix", "--on", "16xH100")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert json.loads(file.read_text())["train_batch_size"] == 3 * 2 * 16
+
+
+@pytest.mark.parametrize("on", ["16xH100", "16×H100"])
+def test_the_ranks_that_are_asked_about_decide_a_batch_where_a_launcher_names_those_of_one_machine(on: str) -> None:
+    config = '{"train_batch_size": 96, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 4}'
+    launch = "torchrun --nproc_per_node 8 train.py --deepspeed ds.json"
+    found = next(f for f in check({"ds.json": config}, launch=launch, on=on).findings if f.check == "K02")
+    assert [c.value for c in found.changes] == [3 * 4 * 16]
+
+
+def test_utf_16_is_an_error_and_is_not_converted() -> None:
+    """Editors of Windows write it, Python's ``open`` and with it every engine refuses it."""
+    files = {"ds.json": '{"train_micro_batch_size_per_gpu": 1}'.encode("utf-16")}
+    assert [f.what for f in check(files).findings if f.check == "K08"] == ["Is UTF-16, which no engine reads."]
+    with pytest.raises(SpecError, match="UTF-16"):
+        convert(files, "torchtitan", model="gpt2", on="8xH100")
 
 
 def test_about_shows_the_fault(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,13 @@ ON = ("--on", "8xH100")
         (("plan", "7B", *ON, "--seq-len", "0"), "seq_len"),
         (("plan", "7B", *ON, "--tokens", "lots"), "--tokens"),
         (("plan", "7B", *ON, "--tokens", "nan"), "--tokens"),
-        (("plan", "7B", *ON, "--max-cost", "cheap"), "--max-cost"),
+        (("plan", "7B", *ON, "--max-cost", "cheap"), "--max-cost: 'cheap' is not an amount of dollars"),
+        (("plan", "7B", *ON, "--max-cost", "-3"), "'-3' is negative (nearest: 3)"),
+        (("plan", "7B", *ON, "--deadline=-3d"), "'-3d' is negative (nearest: 3d)"),
+        (("estimate", "7B", *ON, "--set", "strategy.layers_per_stage=3,4"), "'3,4' is not a list (nearest: [3, 4])"),
+        (("estimate", "7B", *ON, "--set", "training.lora_targets=q_proj"), 'is not a list (nearest: ["q_proj"])'),
+        (("estimate", "7B", *ON, "--lora-rank", "8"), "changes nothing with training.method full (nearest: --method lora"),
+        (("estimate", "7B", *ON, "--method", "lora", "--base-quantization", "int8"), "nearest: --method qlora"),
         (("plan", "7B", *ON, "--deadline", "soon"), "--deadline"),
         (("plan", "7B", *ON, "--objective", "fame"), "time"),
         (("plan", "7B", *ON, "--precision", "bf61"), "bf16"),
@@ -58,6 +64,7 @@ ON = ("--on", "8xH100")
         (("schedule", "1f1b", "--stages", "4", "--microbatches", "0"), "microbatches"),
         (("schedule", "interleaved-zb1p", "--stages", "1000000000", "--microbatches", "4"), "stages: more than"),
         (("explain", "0 bytes", "--model", "gpt2", "--on", "8xH100"), "no size of a tensor"),
+        (("explain", "1e400 GiB", "--model", "gpt2", "--on", "8xH100"), "no size of a tensor"),
         (("explain", "1 GiB", "--model", "gpt2"), "--on"),
         (("explain", "1 GiB", "--plan", "nowhere"), "nowhere: cannot be read"),
         (("estimate", "nowhere/config.json", *ON), "nowhere"),
@@ -110,6 +117,7 @@ RUN = b'{"model": "gpt2", "cluster": "8xH100", '
         ("a.json", RUN + b'"strategy": {"options": {"no_sync": [1, 2]}}}', "strategy.options.no_sync"),
         ("a.toml", b'model = "gpt2"\nmodel = "gpt2"', "Cannot overwrite"),
         ("a.toml", b"model = 1" + b"0" * 5000, "too long"),
+        ("a.toml", b"[training\nseq_len = 1", "is no TOML"),
     ],
 )
 def test_a_broken_run_spec_is_one_line(refused: Callable[..., str], tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -124,6 +132,35 @@ def test_a_huge_file_is_refused_before_it_is_read(refused: Callable[..., str], t
     with path.open("wb") as f:
         f.truncate(200_000_000)
     assert "larger" in refused("plan", str(path), *ON)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "7B", *ON, "-o", "/proc/plan.toml"),
+        ("plan", "7B", *ON, "-o", "x" * 250),
+        ("schedule", "1f1b", "-o", "/proc/a.svg"),
+        ("schedule", "1f1b", "-o", "a.txt"),
+        ("schedule", "1f1b", "--versus", "gpipe", "-o", "a.csv"),
+        ("calibrate", "runs.csv", "-o", "/proc/profile.toml"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Even as root, who has every permission: the file is tried."""
+    for work in ("trainwright.api.plan", "trainwright.cli.schedule._replayed", "trainwright.measure.record.read_records"):
+        monkeypatch.setattr(work, lambda *_, **__: pytest.fail("it was worked on first"))
+    assert arguments[-1] in refused(*arguments)
+
+
+def test_a_file_that_was_there_is_said_to_be_replaced(run: Callable[..., Any], tmp_path: Path) -> None:
+    drawing = tmp_path / "a.svg"
+    assert run("schedule", "1f1b", "-o", str(drawing)).err.startswith("wrote ")
+    drawing.chmod(0o640)
+    assert run("schedule", "1f1b", "-o", str(drawing)).err.startswith("replaced ")
+    assert drawing.stat().st_mode & 0o777 == 0o640  # and keeps its permissions
 
 
 def test_a_folder_in_place_of_a_plan(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -60,5 +60,5 @@ def test_a_loop_around_fsdp1_keeps_whole_gradients_while_it_accumulates() -> Non
     """Lightning's and Accelerate's loops accumulate inside ``no_sync()``; Composer, which trains MPT, does not."""
     default, put_off, each = (accumulating("llama-2-7b", **o) for o in ({}, {"no_sync": True}, {"no_sync": False}))
     assert default == put_off
-    assert 0.9 < (put_off - each) / (2 * 6.74e9) < 1  # 16-bit gradients of all parameters instead of a quarter
+    assert 0.7 < (put_off - each) / (2 * 6.74e9) < 0.8  # 16-bit gradients of all parameters instead of a quarter
     assert accumulating("mpt-7b") == accumulating("mpt-7b", no_sync=False)

@@ -13,6 +13,7 @@ from trainwright.cost.memory import memory, one_window
 from trainwright.cost.memory_table import MemoryTable
 from trainwright.cost.stages import layers_of_rank, layers_per_stage
 from trainwright.cost.table import PlanTable
+from trainwright.cost.traffic.columns import _profile
 from trainwright.models import build_model
 from trainwright.schedules import SCHEDULES
 from trainwright.schedules.replay import in_flight
@@ -84,3 +85,21 @@ def test_how_far_a_query_looks_back_changes_no_size(recompute: str, monkeypatch:
     found = priced(model, plans)
     monkeypatch.setattr("trainwright.cost.memory.one_window", lambda model: model)
     assert priced(model, plans).device_bytes.tolist() == found.device_bytes.tolist()
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_layers_and_ends_stand_where_the_schedule_places_its_stages(schedule: str) -> None:
+    """Memory and traffic ask the schedule's own placement, so a new schedule is placed by its file alone."""
+    entry, pp = SCHEDULES[schedule], 4
+    chunks = entry.default_chunks
+    model, structure = build_model(LLAMA), Structure(schedule=schedule)
+    counts = layers_per_stage(model.num_layers, pp * chunks)
+    place = entry.table(pp, 8, chunks).placement
+    held = [place.stages_of(rank) for rank in range(pp)]
+    layers = [sum(counts[stage] for stage in stages) for stages in held]
+    ends = [(0 in stages, pp * chunks - 1 in stages) for stages in held]
+    profiles = _profile(model, structure, pp, chunks)
+    assert [sum(p[name] for name in model.blocks) for p in profiles] == layers
+    assert [(bool(p["embedding"]), bool(p["head"])) for p in profiles] == ends
+    for found in places(model, structure, pp, chunks):
+        assert (sum(n for _, n in found.layers), (found.embedding, found.head)) == (layers[found.rank], ends[found.rank])

@@ -88,12 +88,26 @@ def test_pytorchs_engine_does_not_run_unsharded_what_is_planned_sharded(framewor
 
 
 @pytest.mark.parametrize(
-    ("training", "said"), [({"method": "lora", "lora_rank": 8}, "training.method: lora"), ({"dropout": 0.1}, "training.dropout")]
+    ("training", "said"),
+    [
+        ({"method": "lora", "lora_rank": 8}, "training.method: lora"),
+        ({"dropout": 0.1}, "training.dropout"),
+        ({"optimizer_in_backward": True, "global_batch_size": 2}, r"training.optimizer_in_backward: .*nearest: false"),
+    ],
 )
 def test_pytorchs_engine_does_not_leave_out_without_a_word(training: dict[str, Any], said: str) -> None:
     """A plan with adapters would be trained whole, one with dropout without it."""
     with pytest.raises(SpecError, match=said):
         ENGINES["native"].check(run_of("gpt", {"framework": "ddp", "dp": 2}, training), Settings(), False)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"offload": "activations-cpu"}, {"framework": "ddp", "offload": "optimizer-cpu"}, {"async_tp": True}, {"cuda_graphs": True}],
+)
+def test_pytorchs_engine_does_not_run_without_a_part_of_the_layout(strategy: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="is only planned here"):
+        ENGINES["native"].check(run_of("gpt", {"framework": "fsdp2", "dp": 2, **strategy}), Settings(), False)
 
 
 def test_deepspeed_reads_what_emit_writes_with_the_runs_own_settings(tmp_path: Path) -> None:

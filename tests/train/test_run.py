@@ -275,6 +275,18 @@ def test_a_rendezvous_that_does_not_answer_is_named(folder: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_machines_are_counted_before_they_meet() -> None:
+    from trainwright.errors import SpecError
+    from trainwright.resolve import resolve
+    from trainwright.spec.run import validate
+    from trainwright.train.launch import Place, check_place
+    from trainwright.train.settings import Settings
+
+    run = resolve(validate({"model": "gpt2", "cluster": "2xH100"}))
+    with pytest.raises(SpecError, match="--node: there is no machine 5 of 2: they count from 0"):
+        check_place(run, Settings(), Place(2, 5))
+
+
 def test_another_models_checkpoint_is_one_line_and_stays(folder: Path, whole: dict[int, float]) -> None:
     (folder / "wider.toml").write_text(PLAN.replace("num_hidden_layers = 2", "num_hidden_layers = 3"))
     before = sorted(p.name for p in (folder / "whole" / "checkpoints").iterdir())

@@ -170,3 +170,18 @@ def test_the_package_and_its_commands_import_no_torch() -> None:
     code = "import sys, trainwright.api, trainwright.cli, trainwright.train.scope; trainwright.cli.build(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_batch_that_this_machine_is_too_slow_for_is_told_with_one_that_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainwright.train import verify
+
+    def asked(batch: int) -> None:
+        training = {"seq_len": 1024, "global_batch_size": batch}
+        verify.require_room(resolve(validate({"model": "10M", "cluster": "2xH100", "training": training})))
+
+    monkeypatch.setattr(verify, "hardware", lambda: ("cpu", 2, 1))
+    with pytest.raises(SpecError, match="takes at least") as refusal:
+        asked(4096)
+    fits = int(refusal.value.nearest.rpartition(" a batch of ")[2])
+    assert 0 < fits < 4096
+    asked(fits)

@@ -157,7 +157,7 @@ def _readable(setup: Setup) -> None:
         raise SpecError("nothing to read: no file and no launch line", "convert", ["trainwright convert ds_config.json --to fsdp"])
     for reading in setup.readings:
         for problem in reading.document.problems:
-            if problem.fatal:
+            if problem.fatal or problem.kind == "utf-16":
                 where = reading.document.name + (f":{problem.line}" if problem.line else "")
                 raise SpecError(problem.message, where)
         if reading.template:

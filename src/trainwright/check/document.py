@@ -15,6 +15,7 @@ KINDS: Mapping[str, str] = {
     "too-large": "no configuration is that large",
     "binary": "no text",
     "encoding": "not UTF-8; read as Latin-1",
+    "utf-16": "UTF-16, as some Windows programs save it",
     "bom": "begins with a byte order mark",
     "duplicate-key": "a key, or a flag of one command, stands twice; the last wins",
     "merge-marker": "an unresolved merge conflict",

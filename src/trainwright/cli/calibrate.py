@@ -32,11 +32,12 @@ def calibrate(
     from ..measure.calibrate import calibrate as fit
     from ..measure.compare import Comparison
     from ..measure.record import read_records
-    from .output import console, print_json, print_rows, write_text
+    from .output import check_target, console, print_json, print_rows, wrote
 
     if template:
         typer.echo(TEMPLATE, nl=False)
         return
+    check_target(output)
     if not runs:
         _measure(ranks, _formats(dtypes), thorough, output, json_)
         return
@@ -52,9 +53,9 @@ def calibrate(
         ]
         print_rows(rows, "table")
     if output:
-        path = write_text(output, profile.to_toml())
+        said = wrote(output, profile.to_toml())
         if not json_:
-            console().print(f"wrote {path}; use it with --profile {path}")
+            console().print(f"{said}; use it with --profile {output}")
 
 
 def _formats(text: str) -> list[str]:
@@ -69,7 +70,7 @@ def _formats(text: str) -> list[str]:
 
 def _measure(ranks: int | None, dtypes: list[str], thorough: bool, output: str | None, json_: bool) -> None:
     from ..train.verify import measure_machine
-    from .output import console, print_json, print_rows, write_text
+    from .output import console, print_json, print_rows, wrote
     from .plan import _waiting
 
     with _waiting("measuring this machine"):
@@ -80,9 +81,9 @@ def _measure(ranks: int | None, dtypes: list[str], thorough: bool, output: str |
         print_rows(machine.rows(), "table")
         console().print(f"{machine.gpu['source']}; {machine.seconds:.0f} s. Other numbers stay the catalogue's and the frameworks'.")
     if output:
-        path = write_text(output, machine.to_toml())
+        said = wrote(output, machine.to_toml())
         if not json_:
-            console().print(f"wrote {path}; use it with --profile {path} --on {machine.raw['device']['ranks']}x{machine.id}")
+            console().print(f"{said}; use it with --profile {output} --on {machine.raw['device']['ranks']}x{machine.id}")
 
 
 TEMPLATE = """\

@@ -41,7 +41,7 @@ def check(
     """
     from ..api import check as checked
     from ..check.output import FORMS, render
-    from .output import read_bytes
+    from .output import check_target, read_bytes
 
     form = "json" if json_ else form
     if form not in FORMS:
@@ -53,6 +53,7 @@ def check(
     texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files}
     if output and not fix:
         raise SpecError("is for --fix", "--output")
+    check_target(output)
     judge = lambda those: checked(those, launch=launch, model=model, on=on, ignore=ignore or ())  # noqa: E731
     report, mended = judge(texts), []
     if fix:

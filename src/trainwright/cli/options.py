@@ -137,9 +137,19 @@ def build_request(model: str, said: dict[str, Any], settings: list[str], catalog
         if said.get(name) is not None:
             _put(document, key, _value(name, said[name]))
     set_keys(document, settings)
+    _with_adapters(said, document)
     if "cluster" not in document:
         raise SpecError("which GPUs? none are named", "--on", ["--on 8xH100"])
     return Request(document, catalog_files)
+
+
+def _with_adapters(said: dict[str, Any], document: dict[str, Any]) -> None:
+    """An option of adapters, on a run that has none, would change nothing."""
+    training = document.get("training")
+    method = training.get("method", "full") if isinstance(training, dict) else "full"
+    for name, flag, methods in (("lora_rank", "--lora-rank", ("lora", "qlora")), ("base_quantization", "--base-quantization", ("qlora",))):
+        if said.get(name) is not None and method in ("full", "lora") and method not in methods:
+            raise SpecError(f"changes nothing with training.method {method}", flag, [f"--method {m}" for m in methods])
 
 
 def set_keys(document: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:

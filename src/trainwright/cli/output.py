@@ -87,33 +87,58 @@ def table_format(json_: bool, csv_: bool, markdown: bool) -> str:
     return asked[0] if asked else "table"
 
 
-def write_text(path: str | Path, text: str) -> Path:
-    """Writes the whole file or nothing: to a temporary file beside it, then renamed over it. A link keeps pointing where it did; what is no regular
-    file (a pipe, ``/dev/stdout``) is written into, never replaced."""
-    target = Path(path)
+def check_target(path: str | Path | None) -> None:
+    """Raises `SpecError` where `write_text` would, before an answer is made that could not be kept. None and "" are no file."""
+    target = Path(path or "")
+    if not path or (target.exists() and not target.is_file() and not target.is_dir() and os.access(target, os.W_OK)):
+        return
+    if target.exists() and not target.is_dir() and not os.access(target, os.W_OK):
+        raise SpecError("cannot be written: no permission", str(target))
+    handle, temporary = _beside(target)
+    os.close(handle)
+    os.unlink(temporary)
+
+
+def _beside(target: Path) -> tuple[int, str]:
+    """A new temporary file in the folder of `target`."""
     if target.is_dir():
         raise SpecError("is a folder, a file is needed", str(target), [str(target / "plan.toml")])
-    if target.exists() and not target.is_file():
+    target = Path(os.path.realpath(target))
+    if not target.parent.is_dir():
+        raise SpecError("the folder does not exist", str(target.parent))
+    try:
+        return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except PermissionError:
+        raise SpecError("cannot be written: no permission", str(target)) from None
+    except OSError as error:
+        raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
+
+
+def wrote(path: str | Path, text: str) -> str:
+    """`write_text`, and a sentence that says whether a file was there before."""
+    before = Path(path).is_file()
+    return f"{'replaced' if before else 'wrote'} {write_text(path, text)}"
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Writes the whole file or nothing: to a temporary file beside it, then renamed over it. A link keeps pointing where it did, a file that was there
+    its permissions; what is no regular file (a pipe, ``/dev/stdout``) is written into, never replaced."""
+    target = Path(path)
+    if target.exists() and not target.is_file() and not target.is_dir():
         try:
             with target.open("w", encoding="utf-8") as f:
                 f.write(text)
         except OSError as error:
             raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
         return target
+    handle, temporary = _beside(target)
     target = Path(os.path.realpath(target))
-    folder = target.parent
-    if not folder.is_dir():
-        raise SpecError("the folder does not exist", str(folder))
-    try:
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
-    except OSError as error:
-        raise SpecError(f"cannot be written: {error.strerror}", str(target)) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as f:
             f.write(text)
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        os.chmod(temporary, target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~umask)
         os.replace(temporary, target)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)

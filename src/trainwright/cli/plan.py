@@ -40,16 +40,16 @@ def plan(
     """
     from ..api import plan as search
     from ..units import parse_count, parse_seconds
-    from .output import console, print_json, print_rows, table_format
+    from .output import check_target, console, print_json, print_rows, table_format
 
     form = table_format(json_, csv_, markdown)
-    _writable(output)
+    check_target(output)
     with _waiting("searching layouts"):
         plans = search(
             request.document,
             top=top,
             objective=objective,
-            max_cost=parse_count(max_cost.lstrip("$"), "--max-cost") if max_cost else None,
+            max_cost=parse_count(max_cost.lstrip("$"), "--max-cost", "an amount of dollars such as 50000 or 1.2M") if max_cost else None,
             deadline_s=parse_seconds(deadline, "--deadline") if deadline else None,
             max_gpus=max_gpus,
             catalog_files=request.catalog_files,
@@ -114,31 +114,13 @@ def memory(request: Request, explain: Explain = False, json_: Json = False) -> i
     return 0 if found.fits else 1
 
 
-def _writable(output: str | None) -> None:
-    """Refuses a target that cannot be written before a long search, not after it."""
-    import os
-    from pathlib import Path
-
-    from ..errors import SpecError
-
-    if output is None:
-        return
-    target = Path(output)
-    if target.is_dir():
-        raise SpecError("is a folder, a file is needed", output, [str(target / "plan.toml")])
-    if not target.parent.is_dir():
-        raise SpecError("the folder does not exist", str(target.parent))
-    if not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise SpecError("cannot be written: no permission", output)
-
-
 def _write_plan(output: str, plans: Plans, quiet: bool) -> None:
     from ..report.toml import plan_toml
-    from .output import console, write_text
+    from .output import console, wrote
 
-    path = write_text(output, plan_toml(plans[0]))
+    said = wrote(output, plan_toml(plans[0]))
     if not quiet:
-        console().print(f"wrote {path}")
+        console().print(said)
 
 
 def _waiting(what: str) -> Any:

@@ -14,93 +14,122 @@ SUFFIXES = (".html", ".svg", ".trace.json", ".json", ".csv")
 Share = "a number, or one a rank: 1,1,1,1.5"
 
 
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A schedule's name, a PyTorch schedule file (x.csv, - for stdin), automatic, optimal; none lists them.", show_default=False
+    ),
+]
+Stages = Annotated[int, typer.Option("--stages", "--pp", help="Pipeline ranks.")]
+Microbatches = Annotated[int, typer.Option("--microbatches", help="Microbatches of a step.")]
+Virtual = Annotated[
+    int | None,
+    typer.Option("--virtual", "--virtual-stages", help="Chunks on each rank (left out: the schedule's least).", show_default=False),
+]
+Forward = Annotated[str, typer.Option(help=f"Time of a rank's forward of one microbatch: {Share}.")]
+Backward = Annotated[str, typer.Option(help="Time of its input gradient.")]
+Weight = Annotated[
+    str, typer.Option(help="Time of its weight gradient, which a schedule that does not split runs with the input gradient.")
+]
+Group = Annotated[
+    int | None, typer.Option(help="interleaved-1f1b: microbatches that run a chunk before the next (the stages).", show_default=False)
+]
+Latency = Annotated[float, typer.Option(help="One-way latency of a message.")]
+MessageBytes = Annotated[float, typer.Option(help="Size of a message, which takes size / bandwidth longer.")]
+Bandwidth = Annotated[float, typer.Option(help="Bytes that a link moves in a unit of time.")]
+Blocking = Annotated[bool, typer.Option("--blocking", help="Sending keeps the sender busy.")]
+Recompute = Annotated[str, typer.Option(help="Time of recomputation before each backward.")]
+Overlap = Annotated[float, typer.Option(help="Time of an overlapped forward and backward over the sum of both.")]
+Gather = Annotated[str, typer.Option(help="Time to gather a rank's parameters (FSDP).")]
+Reduce = Annotated[str, typer.Option(help="Time to reduce a rank's gradients (data parallel).")]
+Regather = Annotated[bool, typer.Option("--regather", help="Parameters are given back and gathered for each use.")]
+Slowdown = Annotated[str, typer.Option(help="Factor on each rank's compute, such as 1,1,1.2,1 for a straggler.", show_default=False)]
+Memory = Annotated[
+    float | None, typer.Option(help="Cap for automatic and optimal, in microbatches' activations of a rank.", show_default=False)
+]
+Versus = Annotated[str, typer.Option(help="A second schedule, shown beside the first at equal memory.", show_default=False)]
+AsIs = Annotated[bool, typer.Option("--as-is", help="With --versus: both at their own memory.")]
+TradeOff = Annotated[bool, typer.Option("--trade-off", help="The best schedule for each memory cap.")]
+Output = Annotated[
+    str,
+    typer.Option(
+        "-o", "--output", help="Where to draw: x.html, x.svg, x.json, x.trace.json (Perfetto), x.csv (PyTorch).", show_default=False
+    ),
+]
+Width = Annotated[
+    int | None,
+    typer.Option(min=300, max=100_000, help="Pixels across the drawing (left out: enough for numbers, up to 2600).", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+
+
 def schedule(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A schedule's name, a PyTorch schedule file (x.csv, - for stdin), automatic, optimal; none lists them.", show_default=False
-        ),
-    ] = "",
-    stages: Annotated[int, typer.Option("--stages", "--pp", help="Pipeline ranks.")] = 4,
-    microbatches: Annotated[int, typer.Option("--microbatches", help="Microbatches of a step.")] = 8,
-    virtual: Annotated[
-        int | None,
-        typer.Option("--virtual", "--virtual-stages", help="Chunks on each rank (left out: the schedule's least).", show_default=False),
-    ] = None,
-    forward: Annotated[str, typer.Option(help=f"Time of a rank's forward of one microbatch: {Share}.")] = "1",
-    backward: Annotated[str, typer.Option(help="Time of its input gradient.")] = "2",
-    weight: Annotated[
-        str, typer.Option(help="Time of its weight gradient, which a schedule that does not split runs with the input gradient.")
-    ] = "0",
-    group: Annotated[
-        int | None, typer.Option(help="interleaved-1f1b: microbatches that run a chunk before the next (the stages).", show_default=False)
-    ] = None,
-    p2p: Annotated[float, typer.Option(help="One-way latency of a message.")] = 0.0,
-    message_bytes: Annotated[float, typer.Option(help="Size of a message, which takes size / bandwidth longer.")] = 0.0,
-    bandwidth: Annotated[float, typer.Option(help="Bytes that a link moves in a unit of time.")] = float("inf"),
-    blocking: Annotated[bool, typer.Option("--blocking", help="Sending keeps the sender busy.")] = False,
-    recompute: Annotated[str, typer.Option(help="Time of recomputation before each backward.")] = "0",
-    overlap: Annotated[float, typer.Option(help="Time of an overlapped forward and backward over the sum of both.")] = 1.0,
-    gather: Annotated[str, typer.Option(help="Time to gather a rank's parameters (FSDP).")] = "0",
-    reduce: Annotated[str, typer.Option(help="Time to reduce a rank's gradients (data parallel).")] = "0",
-    regather: Annotated[bool, typer.Option("--regather", help="Parameters are given back and gathered for each use.")] = False,
-    slowdown: Annotated[
-        str, typer.Option(help="Factor on each rank's compute, such as 1,1,1.2,1 for a straggler.", show_default=False)
-    ] = "",
-    memory: Annotated[
-        float | None, typer.Option(help="Cap for automatic and optimal, in microbatches' activations of a rank.", show_default=False)
-    ] = None,
-    versus: Annotated[str, typer.Option(help="A second schedule, shown beside the first at equal memory.", show_default=False)] = "",
-    as_is: Annotated[bool, typer.Option("--as-is", help="With --versus: both at their own memory.")] = False,
-    trade_off: Annotated[bool, typer.Option("--trade-off", help="The best schedule for each memory cap.")] = False,
-    output: Annotated[
-        str,
-        typer.Option(
-            "-o", "--output", help="Where to draw: x.html, x.svg, x.json, x.trace.json (Perfetto), x.csv (PyTorch).", show_default=False
-        ),
-    ] = "",
-    width: Annotated[
-        int | None,
-        typer.Option(
-            min=300, max=100_000, help="Pixels across the drawing (left out: enough for numbers, up to 2600).", show_default=False
-        ),
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    name: Name = "",
+    stages: Stages = 4,
+    microbatches: Microbatches = 8,
+    virtual: Virtual = None,
+    forward: Forward = "1",
+    backward: Backward = "2",
+    weight: Weight = "0",
+    group: Group = None,
+    p2p: Latency = 0.0,
+    message_bytes: MessageBytes = 0.0,
+    bandwidth: Bandwidth = float("inf"),
+    blocking: Blocking = False,
+    recompute: Recompute = "0",
+    overlap: Overlap = 1.0,
+    gather: Gather = "0",
+    reduce: Reduce = "0",
+    regather: Regather = False,
+    slowdown: Slowdown = "",
+    memory: Memory = None,
+    versus: Versus = "",
+    as_is: AsIs = False,
+    trade_off: TradeOff = False,
+    output: Output = "",
+    width: Width = None,
+    json_: Json = False,
 ) -> None:
     """Replay a pipeline schedule: makespan, the three bubbles, memory by rank, why ranks stand idle.
 
     Example: trainwright schedule interleaved-1f1b --stages 4 --microbatches 8 --virtual 2 --versus zb-v -o timeline.html
     """
-    from ..schedules.compare import at_equal_memory
     from .output import print_json
 
     if not name and not trade_off:
         return _list(json_)
-    shares = {"forward": forward, "recompute": recompute, "gather": gather, "reduce": reduce}
-    costs: dict[str, Any] = {k: _numbers(v, f"--{k}") for k, v in shares.items()}
+    times = {"forward": forward, "recompute": recompute, "gather": gather, "reduce": reduce, "backward": backward, "weight": weight}
+    costs: dict[str, Any] = {k: _numbers(v, f"--{k}") for k, v in times.items()}
     costs |= {"p2p": p2p, "blocking": blocking, "overlap": overlap, "regather": regather}
-    costs |= {"message_bytes": message_bytes, "bandwidth_bytes_per_s": bandwidth}
-    if group is not None:
-        costs["group"] = group
+    costs |= {"message_bytes": message_bytes, "bandwidth_bytes_per_s": bandwidth} | ({} if group is None else {"group": group})
     if slowdown:
         factors = _numbers(slowdown, "--slowdown")
         costs["slowdown"] = factors if isinstance(factors, list) else [factors]
-    costs |= {"backward": _numbers(backward, "--backward"), "weight": _numbers(weight, "--weight")}
     if trade_off:
         return _trade_off(stages, microbatches, costs, json_)
-    first, source = _sized(name, stages, microbatches, virtual, costs, memory)
-    if not versus:
-        shown, note = [first.replay()], source
-    else:
-        second, other = _sized(versus, stages, microbatches, virtual, costs, memory, second=True)
-        a, b, note = (first.replay(), second.replay(), "") if as_is else at_equal_memory(first, second)
-        shown, note = [a, b], " ".join(dict.fromkeys(x for x in (source, other, note) if x))
+    _drawable(output, bool(versus))
+    shown, note = _replayed(name, versus, as_is, (stages, microbatches, virtual, costs, memory))
     _write(output, shown, note, width)
     if json_:
         print_json(_document(shown, note))
     else:
         _show(shown, note)
     return None
+
+
+Asked = tuple[int, int, int | None, dict[str, Any], float | None]
+
+
+def _replayed(name: str, versus: str, as_is: bool, asked: Asked) -> tuple[list[Timeline], str]:
+    """The schedule, or both of two at equal memory unless `as_is`, and a sentence where they need one."""
+    from ..schedules.compare import at_equal_memory
+
+    first, source = _sized(name, *asked)
+    if not versus:
+        return [first.replay()], source
+    second, other = _sized(versus, *asked, second=True)
+    a, b, note = (first.replay(), second.replay(), "") if as_is else at_equal_memory(first, second)
+    return [a, b], " ".join(dict.fromkeys(x for x in (source, other, note) if x))
 
 
 def _numbers(text: str, where: str) -> float | list[float]:
@@ -231,33 +260,43 @@ def _show(shown: list[Timeline], note: str) -> None:
         screen.print(note, markup=False)
 
 
+def _suffix(output: str) -> str:
+    lower = output.lower()
+    return next((s for s in SUFFIXES if lower.endswith(s)), "")
+
+
+def _drawable(output: str, two: bool) -> None:
+    """Refuses before anything is searched or replayed what could not be drawn or written."""
+    from ..errors import SpecError
+    from .output import check_target
+
+    if output and not _suffix(output):
+        raise SpecError(f"{output[:80]!r} does not say what to draw", "--output", [f"timeline{s}" for s in SUFFIXES])
+    if two and _suffix(output) in (".trace.json", ".csv"):
+        raise SpecError("holds one schedule; leave out --versus", output)
+    check_target(output)
+
+
 def _write(output: str, shown: list[Timeline], note: str, width: int | None) -> None:
     """Draws what the file's name asks for."""
     if not output:
         return
     import json
 
-    from ..errors import SpecError
     from ..report.perfetto import to_trace
     from ..report.timeline import to_svg
     from ..report.timeline_html import to_html
     from ..schedules.torch_csv import write_csv
-    from .output import console, write_text
+    from .output import console, wrote
 
-    lower = output.lower()
-    suffix = next((s for s in SUFFIXES if lower.endswith(s)), "")
-    if not suffix:
-        raise SpecError(f"{output[:80]!r} does not say what to draw", "--output", [f"timeline{s}" for s in SUFFIXES])
-    if suffix in (".trace.json", ".csv") and len(shown) > 1:
-        raise SpecError("holds one schedule; leave out --versus", output)
     text = {
         ".html": lambda: to_html(shown, note=note, width=width),
         ".svg": lambda: to_svg(shown, width=width),
         ".json": lambda: json.dumps([t.to_dict(actions=True) for t in shown] if len(shown) > 1 else shown[0].to_dict(actions=True)) + "\n",
         ".trace.json": lambda: to_trace(shown[0]),
         ".csv": lambda: write_csv(shown[0].table),
-    }[suffix]()
-    console(stderr=True).print(f"wrote {write_text(output, text)}")
+    }[_suffix(output)]()
+    console(stderr=True).print(wrote(output, text))
 
 
 def register(app: typer.Typer) -> None:

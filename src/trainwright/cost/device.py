@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..frameworks import FRAMEWORKS
+from ..frameworks.dtypes import dtypes
 from ..spec.cluster import ClusterSpec, GpuSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
@@ -140,9 +142,15 @@ def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: 
     nvme = by_row(table, lambda s: s.offload.endswith("nvme"))
     factor = by_row(table, lambda s: PINNED if s.framework == "deepspeed" else 1.0)
     train = process + ranks * np.where(nvme > 0, STAGING, moved * factor)
-    stored = 4.0 if job.master_weights == "fp32" or job.precision == "fp32" else 2.0
-    save = process + model.parameters * by_row(table, lambda s: {"fsdp1": stored, "megatron": 0.0, "fsdp2": 0.0}.get(s.framework, 2.0))
+    save = process + model.parameters * by_row(table, lambda s: _saved_whole(job, s))
     return np.rint(np.maximum(np.maximum(load, train), save)).astype(np.int64)
+
+
+def _saved_whole(job: TrainingJob, s: Structure) -> float:
+    """Bytes of a weight that rank 0 gathers to save."""
+    if s.framework == "fsdp1":
+        return float(dtypes(FRAMEWORKS["fsdp1"], job, s, alone=False).stored)
+    return 0.0 if s.framework in ("megatron", "fsdp2") else 2.0
 
 
 def _loads_whole(s: Structure) -> float:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..frameworks import FRAMEWORKS
 from ..frameworks.base import TimeRules
+from ..frameworks.dtypes import dtypes
 from ..spec.blocks import Block
 from ..spec.job import TrainingJob
 from ..spec.plan import Structure
-from ..spec.precision import DTYPE_BYTES, activation_dtype
+from ..spec.precision import activation_dtype
 from .adapters import adapter_parts
 from .elementwise import Elementwise, elementwise, product_input_elements, product_output_elements, score_softmax
 from .flops import Product, Shares, attention, document_length, in_module, products
@@ -162,7 +164,7 @@ def local_parameters(block: Block, shares: Shares) -> Column:
 
 def _gradients(block: Block, shares: Shares, job: TrainingJob, structure: Structure, rules: TimeRules, rate: Rates) -> Part:
     """Summing weight gradients over micro-batches: read and written once each where the product's epilogue does it, else read twice more."""
-    size = DTYPE_BYTES[job.gradient_dtype]
+    size = float(dtypes(FRAMEWORKS[structure.framework], job, structure, alone=False).reduced)
     bytes_each = (2.0 * size if rules.fuses_gradient_sum else 4.0 + 2.0 * size) if job.method == "full" else 0.0
     if structure.sharding == "zero3":
         bytes_each += rules.gather_copy_bytes

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frameworks import FRAMEWORKS
+from ..frameworks.dtypes import dtypes
 from ..spec.blocks import Block
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
-from ..spec.precision import DTYPE_BYTES
 from .flops import Shares, lora_parameters
 from .kernels import Constants
 from .layer import local_parameters
@@ -59,10 +59,10 @@ def owned_parameters(
     return dense / shard + experts / np.maximum(1.0, shard * table.tp / (table.ep * table.etp))
 
 
-def optimizer_seconds(owned: Column, job: TrainingJob, bytes_per_s: float, table: Constants) -> Column:
+def optimizer_seconds(owned: Column, job: TrainingJob, structure: Structure, bytes_per_s: float, table: Constants) -> Column:
     """Bytes that reading and writing parameters, moments and gradients moves, over the memory bandwidth."""
-    law = table["optimizer"]
-    return owned * (law["bytes_per_parameter"] + law["gradient_passes"] * DTYPE_BYTES[job.gradient_dtype]) / bytes_per_s
+    law, types = table["optimizer"], dtypes(FRAMEWORKS[structure.framework], job, structure, alone=False)
+    return owned * (law["bytes_per_parameter"] + law["gradient_passes"] * types.reduced) / bytes_per_s
 
 
 def offload_seconds(

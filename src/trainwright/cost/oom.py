@@ -48,12 +48,12 @@ def read_allocation(text: str) -> tuple[int, int]:
 
     Raises `SpecError` when the text names no size.
     """
-    found = re.search(r"(?:allocate|allocating|request(?:ed)?)\D{0,40}?([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?i?B|bytes)\b", text, re.I)
-    found = found or re.search(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMGT]?i?B|bytes)\b", text, re.I)
+    size = r"((?<![0-9a-z.+-])[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([KMGT]?i?B|bytes)\b"
+    found = re.search(r"(?:allocate|allocating|request(?:ed)?)\D{0,40}?" + size, text, re.I) or re.search(size, text, re.I)
     if not found:
         raise SpecError(f"{text[:80]!r} names no size", "allocation", ["Tried to allocate 9.47 GiB"])
     digits, unit = found[1].replace(",", "").replace("_", ""), UNITS[found[2].upper()]
-    decimals = len(digits.partition(".")[2])
+    decimals = len(digits.lower().partition("e")[0].partition(".")[2])
     if not 1 <= float(digits) * unit < 2**60:
         raise SpecError(f"{found[0][:40]!r} is no size of a tensor", "allocation", ["Tried to allocate 9.47 GiB"])
     return round(float(digits) * unit), max(round(0.5 * 10**-decimals * unit), 1)

@@ -192,7 +192,7 @@ class StructurePieces:
         owned = owned_parameters(self.model, self.job, self.structure, self.table, layers, ends, self.different, self.spread)
         offload = self.structure.offload
         if offload in ("none", "activations-cpu"):
-            out.optimizer_s[self.rows] = optimizer_seconds(owned, self.job, self.rate.bytes_per_s, self.constants)
+            out.optimizer_s[self.rows] = optimizer_seconds(owned, self.job, self.structure, self.rate.bytes_per_s, self.constants)
         if offload != "none":
             saved = (
                 saved_bytes(self.model, self.cluster, self.job, self.table) if offload == "activations-cpu" else np.zeros(len(self.table))

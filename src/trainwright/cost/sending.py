@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..frameworks import FRAMEWORKS
 from ..spec.blocks import Block
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
@@ -67,7 +68,7 @@ def _lines(law: Law, m: Message, structure: Structure, table: PlanTable) -> Iter
         group = law.get("groups", {}).get(structure.sharding)
         if group:
             yield "groups", group["reduce"], 1.0
-            reduces_each = structure.sharding != "none" and not dict(structure.options).get("no_sync", True)
+            reduces_each = structure.sharding != "none" and not FRAMEWORKS["fsdp2"].memory.puts_off("", structure)
             yield "groups", group["each"], 1.0 if reduces_each else table.accumulation.astype(float)
     elif m.axis not in DATA and m.phase != "optimizer":
         line = law.get(m.axis, {}).get(m.collective)

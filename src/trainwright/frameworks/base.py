@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ..spec.plan import Structure
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
+    reduces_own_type: bool = (
+        False  # gradients come and are reduced in a type that `gradient_dtype` sets under mixed precision alone, or never
+    )
+    autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
     saves_parallel: SaveRules | None = None
     selective: str = "op-list"  # core_attn | op-list
@@ -51,14 +56,16 @@ class MemoryRules:
     accumulates_in_buffer: bool = False
     holds_outputs: str = "no"  # no | cached | live
     reduces_each_families: tuple[str, ...] = ()  # families whose code reduces gradients after each micro-batch where others put it off
+    reduces_each_where_offloaded: bool = False  # with parameters on the host so are the loops: whole gradients would not fit on the card
     kernel_loss_families: tuple[str, ...] = ()  # families whose plain loss is a kernel on 16-bit logits in the code that trains them
     compiled_loss_since: str = ""  # year-month from which ``compile`` includes the loss
     source: str = ""
 
-    def puts_off(self, family: str, options: Mapping[str, object]) -> bool:
+    def puts_off(self, family: str, structure: Structure) -> bool:
         """Whether whole gradients are kept over the micro-batches of a step and reduced once: option ``no_sync``, by default what the loops do that train
         the family."""
-        return options.get("no_sync", family not in self.reduces_each_families) is True
+        moves = self.reduces_each_where_offloaded and structure.offload.startswith("params")
+        return dict(structure.options).get("no_sync", family not in self.reduces_each_families and not moves) is True
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,8 @@ class Framework:
     # the least ZeRO stage at which an offload has an effect, on a single rank too; 0 where it is not named
     offload_stages: dict[str, int] = field(default_factory=lambda: {"params-cpu": 2, "params-nvme": 2})
     pipeline_zero_stage: int = 3  # the highest ZeRO stage that runs together with pipeline stages
+    # keys of a run spec that change nothing: {key: (why, only these values, only with several ranks)}
+    ignores: dict[str, tuple[str, tuple[str, ...], bool]] = field(default_factory=dict)
     memory: MemoryRules = field(default_factory=MemoryRules)
     time: TimeRules = field(default_factory=TimeRules)
     source: str = ""

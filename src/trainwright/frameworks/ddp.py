@@ -9,8 +9,14 @@ FRAMEWORK = Framework(
     title="PyTorch DDP",
     shardings=("none", "zero1"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
-    defaults={"sharding": "none", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
-    memory=MemoryRules(engine="tape", parameter_dtype="master"),
+    defaults={"sharding": "none", "master_weights": "fp32", "loss": "plain"},
+    memory=MemoryRules(engine="tape", autocasts=True, reduces_own_type=True),
+    ignores={
+        "training.optimizer_in_backward": ("holds every gradient in its buckets", (), True),
+        "strategy.async_tp": ("runs kernels one by one", (), False),
+        "strategy.fp8_params": ("gathers no parameters", (), False),
+        "strategy.reshard_root": ("gathers no parameters", (), False),
+    },
     shards_over_cp=False,  # ZeroRedundancyOptimizer deals parameters over the data ranks
     offloads=("none", "optimizer-cpu", "activations-cpu"),  # torchao CPUOffloadOptimizer; torch.autograd.graph.save_on_cpu
     time=TimeRules(

@@ -18,6 +18,13 @@ FRAMEWORK = Framework(
     shardings=("none", "zero1", "zero2", "zero3"),
     schedules=("1f1b",),
     defaults={"sharding": "zero3", "gradient_dtype": "bf16", "master_weights": "fp32", "loss": "plain"},
+    ignores={
+        "training.autocast": ("casts the weights itself", (), False),
+        "training.optimizer_in_backward": ("steps after backward", (), False),
+        "strategy.async_tp": ("runs kernels one by one", (), False),
+        "strategy.fp8_params": ("keeps 16-bit weights", (), False),
+        "strategy.reshard_root": ("has no root group", (), False),
+    },
     offload_stages={"optimizer-cpu": 1, "params-cpu": 3, "optimizer-nvme": 3, "params-nvme": 3},
     offloads=("none", "optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme", "activations-cpu"),  # ZeRO-Offload, ZeRO-Infinity
     pipeline_zero_stage=1,  # PipelineEngine: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"

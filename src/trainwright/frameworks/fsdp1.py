@@ -11,11 +11,17 @@ FRAMEWORK = Framework(
     shardings=("none", "zero2", "zero3"),
     schedules=(),
     axes=("dp_replicate", "dp_shard", "tp"),
+    ignores={
+        "strategy.async_tp": ("runs kernels one by one", (), False),
+        "strategy.reshard_root": ("keeps its root gathered", (), False),
+    },
     search_options=(("no_sync", False),),  # shards are kept instead of whole gradients: a loop that leaves out `no_sync()`
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffload(offload_params=True) moves the optimizer as well
     memory=MemoryRules(
         parameter_dtype="master",
+        autocasts=True,
+        reduces_own_type=True,
         holds_outputs="cached",
         reduces_each_families=("gpt2", "mpt"),  # Composer's ddp_sync_context does nothing around FSDP
         kernel_loss_families=("gpt2", "mpt"),  # llm-foundry's MPT: loss_fn fused_crossentropy (flash-attention's kernel) is its default

@@ -14,7 +14,14 @@ FRAMEWORK = Framework(
     # unsharded gradients would be held from the second micro-batch on.
     search_options=(("no_sync", False),),
     defaults={"sharding": "zero3", "gradient_dtype": "fp32", "master_weights": "fp32", "loss": "plain"},
-    memory=MemoryRules(engine="tape", parameter_dtype="master", compiled_loss_since="2025-01"),
+    memory=MemoryRules(
+        engine="tape",
+        parameter_dtype="master",
+        autocasts=True,
+        reduces_own_type=True,
+        compiled_loss_since="2025-01",
+        reduces_each_where_offloaded=True,
+    ),
     offloads=("none", "optimizer-cpu", "params-cpu", "activations-cpu"),  # CPUOffloadPolicy moves the optimizer as well
     time=TimeRules(
         dp_residual=0.146,

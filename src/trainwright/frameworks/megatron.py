@@ -27,6 +27,14 @@ FRAMEWORK = Framework(
         "loss": "vocab-parallel",
         "sequence_parallel": True,
     },
+    ignores={
+        "training.autocast": ("casts the weights itself", (), False),
+        "training.optimizer_kernel": ("steps with fused kernels", (), False),
+        "training.optimizer_in_backward": ("steps after backward", (), False),
+        "training.loss": ("splits the loss over the vocabulary", ("plain", "chunked"), False),
+        "strategy.compile": ("fuses by kernels of its own", (), False),
+        "strategy.reshard_root": ("gathers no parameters", (), False),
+    },
     pad_vocab_multiple=128,
     offloads=("none", "optimizer-cpu", "activations-cpu"),  # --optimizer-cpu-offload, --cpu-offloading
     replicates_kv_heads=True,  # num_query_groups must be a multiple or a divisor of tensor_model_parallel_size

@@ -7,7 +7,7 @@ PyTorch registers the weights. `layers` joins parts to blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import SpecError
 from ..spec.blocks import Op, Region, Weight
@@ -174,22 +174,10 @@ def attention(
             ops.append(Op("rope", "rope", (q, k), "q_r", width, "tensor", heads=heads, kv_heads=kv_heads, head_dim=dim))
             q, k = "q_r", "k_r"
         sink = (Weight(f"{prefix}sinks", (heads,), 0),) if sinks else ()
-        ops.append(
-            Op(
-                "attention",
-                "core_attn",
-                (q, k, "v"),
-                "attn",
-                shape.q_width,
-                "tensor",
-                sink,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=dim,
-                v_head_dim=dim,
-                window=window,
-            )
+        core = Op(
+            "attention", "core_attn", (q, k, "v"), "attn", shape.q_width, "tensor", sink, heads=heads, kv_heads=kv_heads, window=window
         )
+        ops.append(replace(core, head_dim=dim, v_head_dim=dim))
         out = "attn"
         if gated:
             ops += [

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
@@ -178,9 +179,17 @@ def _spec_error(error: ValidationError) -> SpecError:
         choices = [c.strip().strip("'") for c in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
         return SpecError(f"{found} is not one of {', '.join(choices)}", where, nearest(first.get("input"), choices))
     if first["type"] in KINDS:
-        return SpecError(f"{found} is not {KINDS[first['type']]}", where)
+        given = first.get("input")
+        listed = [_as_list(given)] if first["type"] == "tuple_type" and isinstance(given, (str, int)) else []
+        return SpecError(f"{found} is not {KINDS[first['type']]}", where, listed)
     message = first["msg"].removeprefix("Value error, ")
     return SpecError(f"{found}: {message[0].lower()}{message[1:]}", where)
+
+
+def _as_list(given: str | int) -> str:
+    """What was meant as a list, as TOML and JSON write it: ``3,4`` -> ``[3, 4]``."""
+    parts = [p.strip().strip("'\"") for p in str(given).strip("[]()").split(",") if p.strip()]
+    return f"[{', '.join(p if p.lstrip('-').isdigit() else json.dumps(p) for p in parts)}]"
 
 
 def _keys(path: list[str]) -> list[str]:

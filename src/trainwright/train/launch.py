@@ -129,6 +129,8 @@ def threads(ranks: int) -> int:
 def check_place(run: Run, settings: Settings, place: Place) -> int:
     """Ranks of this machine. Raises `SpecError` where it has too few devices, or the port or host of the rendezvous does not serve."""
     total = run.plan.gpus
+    if not 0 <= place.node < place.nodes:
+        raise SpecError(f"there is no machine {place.node} of {place.nodes}: they count from 0", "--node", [place.nodes - 1])
     if total % place.nodes:
         raise SpecError(
             f"{total} ranks do not divide over {place.nodes} machines", "--nodes", [n for n in range(1, total + 1) if total % n == 0][:8]

@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ..errors import SpecError
+from ..frameworks import FRAMEWORKS
+from ..frameworks.dtypes import Dtypes, dtypes
 from ..resolve import Run
 from ..spec.blocks import Op
 from . import context, experts, losses
@@ -27,18 +29,21 @@ from .reduce import Sums, Turn
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def formats(run: Run) -> Dtypes:
+    """The number formats that the plan's estimate counts."""
+    s = run.plan.structure
+    return dtypes(FRAMEWORKS[s.framework], run.job, s, alone=run.plan.dp * run.plan.cp == 1)
+
+
 def parameter_dtype(run: Run) -> torch.dtype:
-    """What parameters are stored in: FSDP2's one sharded copy and autocast's are fp32 where masters are wanted; others keep 16 bits beside their masters."""
-    low = DTYPES[run.job.precision]
-    own = run.plan.structure.framework == "fsdp2" and run.job.master_weights == "fp32"
-    return torch.float32 if own or run.job.autocast else low
+    """What parameters are stored in."""
+    return torch.float32 if formats(run).stored == 4 else DTYPES[run.job.precision]
 
 
 def mixed_precision(run: Run) -> MixedPrecisionPolicy:
-    stored, low = parameter_dtype(run), DTYPES[run.job.precision]
-    if stored == low or run.job.autocast:
+    if not formats(run).mixed:
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=DTYPES[run.job.gradient_dtype])
+    return MixedPrecisionPolicy(param_dtype=DTYPES[run.job.precision], reduce_dtype=DTYPES[run.job.gradient_dtype])
 
 
 # --- tensor parallelism ----------------------------------------------------------------------------------------------------------------------------

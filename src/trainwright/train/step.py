@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import SpecError
+from ..frameworks import FRAMEWORKS
 from ..resolve import Run
 from . import adopt, compiled, context, losses, state, weights
 from . import optimizer as optimizers
@@ -24,7 +25,7 @@ from .decoder import Decoder, build
 from .mesh import Ranks
 from .metrics import memory_by_kind, tensor_bytes
 from .modules import Router
-from .parallelize import DTYPES, apply, parameter_dtype
+from .parallelize import DTYPES, apply, formats, parameter_dtype
 from .pipeline import Pipeline
 from .reduce import sum_gradients
 from .settings import Settings
@@ -97,8 +98,7 @@ class Trainer:
             weights.load(self.run.model, Path(self.settings.init), self.named)
 
     def _make_optimizer(self) -> None:
-        masters = self.run.job.master_weights == "fp32" and parameter_dtype(self.run) != torch.float32
-        self.masters = optimizers.Masters(self.named) if masters else None
+        self.masters = optimizers.Masters(self.named) if formats(self.run).masters else None
         self.optimizer = optimizers.make(
             self.run, self.masters.named if self.masters else self.named, self.settings, self.ranks, self.notes
         )
@@ -164,7 +164,9 @@ class Trainer:
         call, part, total = self.calls[0], self.parts[0], torch.zeros((), device=self.ranks.machine.device)
         pieces = self.micro_batches(batch)
         s = self.run.plan.structure
-        no_sync = dict(s.options).get("no_sync", True) or s.sharding == "none"  # whole gradients are held either way
+        no_sync = (
+            FRAMEWORKS[s.framework].memory.puts_off(self.run.model.family, s) or s.sharding == "none"
+        )  # whole gradients are held either way
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
             with contextlib.ExitStack() as around:

@@ -84,10 +84,12 @@ def require_room(run: Run) -> None:
         )
     least_s = 6 * run.model.active_parameters * run.job.tokens_per_step / (most * CORE_FLOPS) if kind == "cpu" else 0.0
     if least_s > LONGEST_S:
+        together = run.plan.dp * run.plan.micro_batch_size
+        room = int(run.job.global_batch_size * LONGEST_S / least_s) // together * together
         raise SpecError(
             f"one step of {run.job.tokens_per_step:,} tokens takes at least {least_s / 60:,.0f} minutes on these {most} cores",
             "training.global_batch_size",
-            [*only_fake, "a smaller batch"],
+            [*only_fake, *([f"a batch of {room}"] if room else [])],
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,14 +47,15 @@ def degree(setup: Setup, name: str) -> int:
 
 
 def world(setup: Setup) -> int | None:
-    """Processes in all: said, or machines x GPUs of a machine, or the cluster that was asked about."""
+    """Processes in all: said, or machines x GPUs of a machine, or the cluster that was asked about, which also counts the machines that nobody said."""
     found = whole(setup.value("launch.world_size"))
     if found:
         return found
-    nodes, per_node = whole(setup.value("launch.nodes")), whole(setup.value("launch.gpus_per_node"))
-    if per_node:
-        return per_node * (nodes or 1)
-    return asked_gpus(setup)
+    machines, per_node = setup.fact("launch.nodes"), whole(setup.value("launch.gpus_per_node"))
+    nodes, asked = whole(machines.value) if machines else None, asked_gpus(setup)
+    if per_node and (machines is None or machines.rank < 0) and asked and asked % per_node == 0:
+        return asked
+    return per_node * (nodes or 1) if per_node else asked
 
 
 def asked_gpus(setup: Setup) -> int | None:
@@ -61,7 +63,7 @@ def asked_gpus(setup: Setup) -> int | None:
     from ...spec.run import parse_cluster
 
     on = setup.asked.get("on")
-    if isinstance(on, str) and "x" in on:
+    if isinstance(on, str) and re.match(r"\s*\d+\s*[x×]", on):
         table = parse_cluster(on)
         return int(table["nodes"]) * int(table["gpus_per_node"])
     if isinstance(on, dict) and whole(on.get("nodes")) and whole(on.get("gpus_per_node")):

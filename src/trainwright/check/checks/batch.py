@@ -52,10 +52,11 @@ def _worlds(view: View, total: int, micro: int, steps: int | None, ranks: int | 
     right = [total // per] if steps and total % per == 0 else [] if steps else divisors(total // micro) if total % micro == 0 else []
     product = f"{total} = {micro} x {steps if steps else 'accumulation'} x ranks"
     if not right:
-        nearest = (ranks or max(1, round(total / per))) * per
+        each = (ranks or 1) * per
+        nearest = each if ranks and steps else max(1, round(total / each)) * each
         yield said(
             view, key, "K02", ERROR, f"No number of ranks makes {product} true.",
-            f"train_batch_size {nearest} suits {nearest // per} ranks.", put(view, key, nearest),
+            f"train_batch_size {nearest} suits {ranks or nearest // per} ranks.", put(view, key, nearest),
         )  # fmt: skip
     elif ranks and ranks not in right and not (steps is None and total % (micro * ranks) == 0):
         yield said(

@@ -31,7 +31,13 @@ DEEPSPEED_TYPES = (
 
 
 def possible(setup: Setup) -> Iterator[Finding]:
-    sharded = str(setup.value("strategy.framework") or "") in ("fsdp1", "fsdp2")
+    yield from _engines(setup)
+    yield from _trainers(setup)
+    yield from _torchtune(setup)
+
+
+def _engines(setup: Setup) -> Iterator[Finding]:
+    """Optimizers by DeepSpeed's own names."""
     for view in setup.seen("deepspeed", "accelerate", "gpt_neox"):
         key, stage = view.get("optimizer.type"), stage_of(view)
         name = str(key.value).lower() if key else ""
@@ -54,6 +60,11 @@ def possible(setup: Setup) -> Iterator[Finding]:
                 'Use "AdamW".',
                 put(view, key, "AdamW"),
             )
+
+
+def _trainers(setup: Setup) -> Iterator[Finding]:
+    """Optimizers by the names of Hugging Face's Trainer."""
+    sharded = str(setup.value("strategy.framework") or "") in ("fsdp1", "fsdp2")
     for view in setup.seen(*HF):
         key = view.get("optim", "optimizer")
         name = str(key.value).lower() if key else ""
@@ -81,6 +92,9 @@ def possible(setup: Setup) -> Iterator[Finding]:
                 f"A gradient is used and freed in backward, so {steps:g} micro-batches cannot be accumulated.",
                 "Accumulate 1, or switch it off.",
             )
+
+
+def _torchtune(setup: Setup) -> Iterator[Finding]:
     for view in setup.seen("torchtune"):
         key = view.get("optimizer_in_bwd")
         steps = as_number(view.value("gradient_accumulation_steps")) or 1

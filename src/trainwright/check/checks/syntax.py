@@ -32,6 +32,7 @@ PARSE: Mapping[str, tuple[Severity, str]] = {
     "tag": (NOTE, ""),
     "comment": (NOTE, "Remove the comment: strict JSON readers refuse it."),
     "encoding": (NOTE, "Save it as UTF-8."),
+    "utf-16": (ERROR, "Save it as UTF-8."),
     "bom": (NOTE, "Save it without a byte order mark."),
 }
 READ_RELAXED = ("gpt_neox",)  # engines that read JSON-like files through YAML

@@ -45,6 +45,7 @@ def decoded(raw: bytes | str) -> tuple[str, list[Problem]]:
 
 def _decode(raw: bytes, problems: list[Problem]) -> str:
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        problems.append(Problem("utf-16", "is UTF-16, which no engine reads", 1))
         try:
             return raw.decode("utf-16")
         except UnicodeDecodeError:

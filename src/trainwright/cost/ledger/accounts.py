@@ -8,25 +8,29 @@ import numpy as np
 
 from ..table import Column
 from .items import Accounts, Item, item
+from .ranks import Slot
 from .scope import Scope, ceil_div
-from .weights import Held, local_elements, optimizer_of, quantized_bytes, state_bytes
+from .weights import Held, dealt, local_elements, optimizer_of, quantized_bytes, state_bytes
 
 
 @dataclass(frozen=True)
 class Rank:
     """Weights of one class of pipeline ranks. `root`: embedding, final norm and head; `layer`: the largest layer; `largest`: the largest
     tensor
-    (elements on this rank, before data-parallel sharding).
+    (elements on this rank, before data-parallel sharding); `slot`: what stands there.
     """
 
     held: Held
     root: Held
     layer: Held
     largest: Column
+    slot: Slot
 
 
 def sharded(scope: Scope, rank: Rank) -> Column:
-    """Trained elements of a rank after the optimizer's split."""
+    """Trained elements of a rank after the optimizer's split; of ZeroRedundancyOptimizer, which deals whole tensors, what rank 0 gets."""
+    if (scope.structure.framework, scope.structure.sharding) == ("ddp", "zero1"):
+        return dealt(scope, rank.slot)
     return rank.held.trained / scope.shards + rank.held.trained_expert / scope.expert_shards
 
 
@@ -34,7 +38,7 @@ def sharded_frozen(scope: Scope, held: Held) -> Column:
     return held.frozen / scope.shards
 
 
-def optimizer_items(scope: Scope, rank: Rank, elements: Column, stored: float, source: str) -> tuple[Item, ...]:
+def optimizer_items(scope: Scope, rank: Rank, elements: Column, stored: Column | float, source: str) -> tuple[Item, ...]:
     kind = optimizer_of(scope)
     size = state_bytes(kind, elements, rank.held, stored)
     return (

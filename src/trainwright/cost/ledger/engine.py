@@ -147,7 +147,7 @@ def rank_weights(p: Pieces, slot: Slot) -> Rank:
         larger = here.everything > layer.everything
         layer = Held(**{f: np.where(larger, getattr(here, f), getattr(layer, f)) for f in here.__dataclass_fields__})
     at_end = np.where((slot.embedding > 0) | (slot.head > 0), p.largest_end, 0.0)
-    return Rank(mine, ends, layer, np.maximum(p.largest_layer, at_end))
+    return Rank(mine, ends, layer, np.maximum(p.largest_layer, at_end), slot)
 
 
 def stage_activations(p: Pieces, slot: Slot) -> tuple[Column, Column, Column]:
@@ -213,7 +213,7 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
 
     found = [
         Happening("after load", "load", (*a.parameters, *a.masters)),
-        Happening("end of forward", "forward", (*resident, *early, saved, head, logits(p.loss.forward, "forward"), *a.loss)),
+        Happening("end of forward", "forward", (*resident, *early, saved, head, logits(p.loss.forward, "forward"), *a.loss, *a.forward)),
         Happening("loss backward", "backward", (*resident, *early, saved, head, logits(p.loss.backward, "backward"), *a.loss)),
         Happening("first block backward", "backward", (*resident, *early, saved, recomputed, *a.block)),
         Happening("end of backward", "backward", (*resident, *a.gradients, *last, *a.last)),
@@ -242,7 +242,7 @@ def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, 
     framework = scope.structure.framework
     if framework not in ("deepspeed", "fsdp2") or not (scope.pp > 1).any():
         return ()
-    one = scope.sequence_tokens * scope.model.hidden * scope.c * (scope.pp > 1)
+    one = scope.sequence_tokens * scope.model.hidden * scope.types.stream * (scope.pp > 1)
     if framework == "deepspeed":
         source = "deepspeed/runtime/pipe/engine.py pipe_buffers"
         return (item("stage outputs in flight", "communication_buffers", one * flying, "2 N h x in flight", source),)

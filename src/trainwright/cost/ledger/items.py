@@ -71,7 +71,7 @@ class Accounts:
 
     `early`: the share of the gradients that exists before backward ends (a persistent buffer or an accumulating second micro-batch: 1).
     `loss`, `block`, `last`, `step` are held for a moment: at the loss, at the start of a block's backward, at the end of backward, in the
-    optimizer.
+    optimizer; `forward` beside `loss` until forward ends.
     """
 
     parameters: tuple[Item, ...]
@@ -80,6 +80,7 @@ class Accounts:
     optimizer: tuple[Item, ...]
     always: tuple[Item, ...] = ()
     early: Column | float = 0.0
+    forward: tuple[Item, ...] = ()
     loss: tuple[Item, ...] = ()
     block: tuple[Item, ...] = ()
     last: tuple[Item, ...] = ()

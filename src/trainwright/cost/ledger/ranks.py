@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...frameworks import FRAMEWORKS
+from ...schedules import SCHEDULES
+from ...schedules.actions import PlacementKind
 from ...schedules.replay import in_flight as peak_in_flight
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..stages import layers_of_rank, layers_per_stage
 from ..table import Column, IntColumn
 from .scope import Scope
-
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,13 @@ class Slot:
 def places(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[Place]:
     """The classes of ranks of a pipeline of `pp` ranks with `virtual` chunks each."""
     even = FRAMEWORKS[structure.framework].even_stages
-    schedule = "dualpipe" if structure.schedule == "dualpipe" else "zb-v" if structure.schedule in V_SHAPED else "1f1b"
-    return _places(model, schedule, structure.layers_per_stage, even, pp, virtual)
+    return _places(model, SCHEDULES[structure.schedule].placement, structure.layers_per_stage, even, pp, virtual)
 
 
 @lru_cache(maxsize=4096)
-def _places(model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even: bool, pp: int, virtual: int) -> list[Place]:
-    """`places` of one schedule of each placement: 1f1b, zb-v or dualpipe."""
-    v_shape = schedule == "zb-v"
+def _places(model: ModelSpec, placement: PlacementKind, given: tuple[int, ...] | None, even: bool, pp: int, virtual: int) -> list[Place]:
+    """`places` of all schedules of one placement."""
+    v_shape = placement == "v"
     virtual = max(virtual, 2) if v_shape and pp > 1 else virtual
     counts = layers_per_stage(model.num_layers, pp * virtual, given, even)
     ranks = layers_of_rank(counts, pp, v_shape)
@@ -67,7 +66,7 @@ def _places(model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even
     for rank in reversed(range(pp)) if v_shape else range(pp):
         chunks = list(ranks[rank])
         ends = {rank}
-        if schedule == "dualpipe" and pp > 1:
+        if placement == "bidirectional" and pp > 1:
             chunks += ranks[pp - 1 - rank]
             ends.add(pp - 1 - rank)
         layers = tuple(sorted(Counter(model.layers[i] for chunk in chunks for i in chunk).items()))
@@ -129,8 +128,8 @@ def in_flight(scope: Scope, rank: IntColumn) -> Column:
         schedule, rows = structure.schedule, rows[table.pp[rows] > 1]
         if not len(rows):
             continue
-        virtual = np.maximum(table.virtual_stages[rows], 2 if schedule in (*V_SHAPED, "interleaved-zb1p") else 1)
+        virtual = np.maximum(table.virtual_stages[rows], SCHEDULES[schedule].default_chunks)
         held[rows] = peak_in_flight(schedule, table.pp[rows], virtual, table.accumulation[rows], rank[rows])
-        if schedule == "dualpipe":
+        if SCHEDULES[schedule].placement == "bidirectional":
             held[rows] /= 2  # counted in stages, and a rank's share is two of them
     return held

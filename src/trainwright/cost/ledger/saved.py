@@ -229,7 +229,8 @@ def _linear(op: Op, where: dict[str, tuple[Layout, int]], k: Kernels) -> list[_R
         layout = "whole"
     rows: list[_Row] = []
     adapted = is_frozen(k) and targeted(op, k)
-    split = k.fp32_stream and layout in ("sequence", "whole")  # every product casts the fp32 stream for itself
+    # every product casts the fp32 stream for itself, unless a compiler joins their casts
+    split = k.fp32_stream and layout in ("sequence", "whole") and not k.rules.fused_norm
     width = width or op.k
     if not is_frozen(k) or (k.method == "qlora" and op.name != "lm_head"):
         fp8 = k.fp8 and op.name != "lm_head"
@@ -249,9 +250,10 @@ def _norm(op: Op, where: dict[str, tuple[Layout, int]], k: Kernels) -> list[_Row
     groups = float(max(op.heads, 1))
     statistics = 2 if op.function.startswith("layer") else 1
     stats: _Row = (f"{op.name}:statistics", layout, groups * statistics, 4)
-    if k.rules.fused_norm or op.function.startswith("layer") or k.c == 4:
-        rows: list[_Row] = [(x, layout, float(op.width), k.c), stats]
-        if k.c == 4 and not k.rules.fused_norm and op.function.startswith("rms"):
+    c = k.stream if layout == "sequence" else k.c
+    if k.rules.fused_norm or op.function.startswith("layer") or c == 4:
+        rows: list[_Row] = [(x, layout, float(op.width), c), stats]
+        if c == 4 and not is_frozen(k) and not k.rules.fused_norm and op.function.startswith("rms"):
             rows.append((f"{op.name}:normalized", layout, float(op.width), 4))
         return rows
     rows = [(f"{op.name}:fp32", layout, float(op.width), 4), stats]

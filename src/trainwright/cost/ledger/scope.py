@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...frameworks import FRAMEWORKS
 from ...frameworks.base import Framework
+from ...frameworks.dtypes import Dtypes, dtypes
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
@@ -137,12 +138,22 @@ class Scope:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        return int(DTYPE_BYTES[self.job.gradient_dtype])
+        return self.types.reduced
+
+    @cached_property
+    def types(self) -> Dtypes:
+        """Number formats on one of several ranks of data parallelism; `each` has those of every plan."""
+        return dtypes(self.framework, self.job, self.structure, alone=False)
+
+    def each(self, name: str) -> Column:
+        """A field of `Dtypes` as a column: a rank alone may hold other formats."""
+        alone = dtypes(self.framework, self.job, self.structure, alone=True)
+        return np.where(self.data_ranks == 1, float(getattr(alone, name)), float(getattr(self.types, name)))
 
     @cached_property
     def masters(self) -> bool:
         """fp32 copies of the weights beside weights of fewer bits."""
-        return self.job.master_weights == "fp32" and self.c < 4
+        return self.types.masters
 
     @cached_property
     def offloads_parameters(self) -> bool:
@@ -150,10 +161,14 @@ class Scope:
 
     @cached_property
     def fp32_stream(self) -> bool:
-        """PEFT's ``prepare_model_for_kbit_training`` casts what is not quantized (embeddings, norms, head) to fp32, and with it the
+        """Autocast leaves the residual stream and norms in fp32.
+
+        PEFT's ``prepare_model_for_kbit_training`` casts what is not quantized (embeddings, norms, head) to fp32, and with it the
         residual stream; not
         for GPTQ's int4, and not where sharded bases need one type for all weights (``bnb_4bit_quant_storage``).
         """
+        if self.types.autocast:
+            return True
         shards = self.stage == 3 or self.structure.framework in ("fsdp1", "megatron")
         return self.job.method == "qlora" and self.job.base_quantization in ("nf4", "int8") and self.c == 2 and not shards
 

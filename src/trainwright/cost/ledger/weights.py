@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
 from ...spec.blocks import Block, Op, Weight
 from ...spec.optimizer import OPTIMIZERS, Optimizer
+from ..parameters import greedy_partition
 from ..table import Column
+from .ranks import Slot
 from .saved import Kernels, targeted
 from .scope import Scope, ceil_div
 
@@ -120,12 +123,48 @@ def adapter_elements(op: Op, scope: Scope) -> Column:
     """A (rank x inputs) and B (outputs x rank) of a LoRA pair (arXiv:2106.09685); the side that tensor parallelism splits is split here
     too.
     """
+    a, b = _factors(op, scope)
+    return a + b
+
+
+def _factors(op: Op, scope: Scope) -> tuple[Column, Column]:
+    """Elements of an adapter's A and B on this rank."""
     parts = scope.etp if op.kind == "grouped_linear" else scope.tp
     one = np.ones(len(scope))
     inputs = ceil_div(op.k * one, parts) if op.parallel == "row" else op.k * one
     outputs = ceil_div(op.width * one, parts) if op.parallel == "column" else op.width * one
     copies = ceil_div(float(op.experts), scope.ep) if op.kind == "grouped_linear" and op.experts else one
-    return scope.job.lora_rank * (inputs + outputs) * copies
+    return scope.job.lora_rank * inputs * copies, scope.job.lora_rank * outputs * copies
+
+
+def dealt(scope: Scope, slot: Slot) -> Column:
+    """Trained elements of the tensors that ZeroRedundancyOptimizer gives rank 0: whole tensors, as tensor parallelism leaves them, dealt over the ranks."""
+    model = scope.model
+    copied = slot.head * (1.0 - slot.embedding) if model.tied else 0.0 * slot.head
+    counts = [
+        *((model.blocks[name], count) for name, count in slot.layers.items()),
+        (model.embedding, slot.embedding + copied),
+        (model.head, slot.head),
+    ]
+    tensors = [(size, count) for block, count in counts for size in _trained_tensors(block, scope)]
+    columns = np.array([scope.shards, *(column for pair in tensors for column in np.broadcast_arrays(*pair))])
+    kinds, where = np.unique(columns, axis=1, return_inverse=True)
+    return np.array([_first_share(tuple(kind)) for kind in kinds.T.tolist()])[where.reshape(-1)]
+
+
+def _trained_tensors(block: Block, scope: Scope) -> list[Column]:
+    if scope.job.method == "full":
+        return [local_elements(w, scope) for w in block.weights]
+    adapted = [op for op in block.rows("linear", "grouped_linear") if op.name in scope.job.lora_targets]
+    return [size for op in adapted for size in _factors(op, scope)]
+
+
+@lru_cache(maxsize=4096)
+def _first_share(kind: tuple[float, ...]) -> float:
+    """(ranks, then the elements of each kind of tensor and how many of it there are) -> elements of the first rank."""
+    ranks, *pairs = kind
+    sizes = [int(size) for size, count in zip(pairs[::2], pairs[1::2]) for _ in range(int(count))]
+    return float(sum(sizes[i] for i in greedy_partition(sizes, int(ranks))[0]))
 
 
 def largest_weight(blocks: list[Block], scope: Scope) -> Column:
@@ -146,7 +185,7 @@ def quantized_bytes(elements: Column, scope: Scope) -> Column:
     return elements * bits / 8
 
 
-def state_bytes(optimizer: Optimizer, elements: Column, share: Held, stored: float) -> Column:
+def state_bytes(optimizer: Optimizer, elements: Column, share: Held, stored: Column | float) -> Column:
     """Bytes of the optimizer's states for `elements` of a rank's trained elements (`share` says what they are made of); `stored` bytes a
     state element.
     """

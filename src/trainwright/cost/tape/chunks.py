@@ -64,7 +64,7 @@ def chunked_loss(step: Modules, op: Op, x: Tensor) -> Tensor:
 
 def _project(step: Modules, op: Op, piece: Tensor, out: Size) -> Tensor:
     weight = step.output_weight(op)
-    if step.setup.autocast:  # the cast makes rows of it
+    if step.setup.types.autocast:  # the cast makes rows of it
         return step.product(piece, weight, out, None, "logits")
     size = times(step.symbols.when(piece.elements, "several sequences"), piece.dtype)
     copy = _Copy(step.tape, size, PART["activations"], "piece")

@@ -159,7 +159,8 @@ class Group:
             del narrow
         if f.reduce_each and not f.piped:  # added in place to the shards of earlier micro-batches, then gone
             out.become(f.symbols.when(out.size, "first shards"))
-        f.sharded_grads.append(out)
+        if not f.uses_each:
+            f.sharded_grads.append(out)
         f.reduce_states.append(source)
         del last
 
@@ -184,7 +185,16 @@ class Fsdp:
     """All groups of a model and what they share."""
 
     def __init__(
-        self, run: Run, symbols: Symbols, *, compute: int, stored: int, reduce: int, sharded: bool, reduce_each: bool = False
+        self,
+        run: Run,
+        symbols: Symbols,
+        *,
+        compute: int,
+        stored: int,
+        reduce: int,
+        sharded: bool,
+        reduce_each: bool = False,
+        uses_each: bool = False,
     ) -> None:
         self.run, self.tape, self.symbols = run, run.tape, symbols
         self.compute, self.stored, self.reduce = compute, stored, reduce
@@ -196,6 +206,7 @@ class Fsdp:
         self.reduce_states: list[Storage] = []
         self.sharded_grads: list[Any] = []
         self.reduce_now = True
+        self.uses_each = uses_each  # an optimizer in backward steps with each reduced gradient, which is gone then
         self.reduce_each = reduce_each  # shards are kept between micro-batches, not whole gradients
         self.piped = False  # torch's pipeline stages reduce once, after their last micro-batch, and keep parameters whole until then
 

@@ -21,8 +21,8 @@ class Modules(Owned):
     def received(self) -> Tensor:
         """A pipeline stage's input: a buffer that is counted with all of its kind, and a leaf whose gradient is sent back."""
         size = self.symbols.sequence(self.setup.model.hidden)
-        self.stage_input = Parameter("input", size, self._residual, True)
-        return Tensor(size, self._residual, None, self.stage_input)
+        self.stage_input = Parameter("input", size, self.setup.types.stream, True)
+        return Tensor(size, self.setup.types.stream, None, self.stage_input)
 
     def _embed(self) -> Tensor:
         s, setup = self.symbols, self.setup
@@ -40,7 +40,7 @@ class Modules(Owned):
     def _look_up(self, op: Op, every_token: bool) -> Tensor:
         """One table: ids for every token, positions once where the batch is more than one sequence."""
         s, setup, w = self.symbols, self.setup, op.weights[0]
-        dtype = setup.unsharded_dtype if self.fsdp else setup.stored
+        dtype = setup.types.read
         table = self.root[w.name]
         if every_token:
             whole, part, join = s.tokens(op.width), s.sequence(op.width), s.when(s.tokens(op.width), "several sequences")
@@ -100,11 +100,11 @@ class Modules(Owned):
         return tensor.gather(self.run, x, s.tokens(width), s.when(s.tokens(width), "several sequences"))
 
     def product(self, x: Tensor, w: Parameter, out: Size, bias: Parameter | None, part: str) -> Tensor:
-        if not self.setup.autocast:
+        if not self.setup.types.autocast:
             return ops.linear(self.run, x, w, out, bias, part)
         b = self._copy(bias) if bias is not None else None
         wt = self._copy(w)
-        narrow = ops.cast(self.run, x, self.setup.compute)
+        narrow = ops.cast(self.run, x, self.setup.types.compute)
         return ops.matmul(self.run, narrow, wt, out, b, part, bias.elements if bias is not None else ())
 
     def _copy(self, p: Parameter) -> Tensor:
@@ -112,7 +112,7 @@ class Modules(Owned):
         found = self.run.copies.get(id(p))
         if found is None:
             pack, self.run.pack = self.run.pack, lambda t: t
-            found = self.run.copies[id(p)] = ops.cast(self.run, p.tensor(), self.setup.compute, part="parameters")
+            found = self.run.copies[id(p)] = ops.cast(self.run, p.tensor(), self.setup.types.compute, part="parameters")
             self.run.pack = pack
         return found
 
@@ -120,14 +120,14 @@ class Modules(Owned):
         """cos and sin for every position, once for the model; every layer gets them as arguments."""
         for head_dim in sorted({op.head_dim for block in self.layers for op in block.rows("rope")}):
             size = self.symbols.positions(head_dim)
-            dtype = 4 if self.setup.model.family in WIDE_ROTARY else self._residual
+            dtype = 4 if self.setup.model.family in WIDE_ROTARY else self.setup.types.stream
             self.tables[head_dim] = (self.run.new(size, dtype, "cos"), self.run.new(size, dtype, "sin"))
 
     def rotary_tables(self, head_dim: int) -> tuple[Tensor, Tensor]:
         return self.tables[head_dim]
 
     def attention_core(self, op: Op) -> Callable[..., Tensor]:
-        s, r, compute = self.symbols, self.run, self.setup.compute
+        s, r, compute = self.symbols, self.run, self.setup.types.compute
         kind = self.setup.structure.attention
         out = s.split(op.heads * (op.v_head_dim or op.head_dim))
         repeats = op.heads != op.kv_heads
@@ -137,7 +137,7 @@ class Modules(Owned):
             if repeats and kind != "flash":
                 k = ops.repeat_heads(r, k, s.split(op.heads * op.head_dim), view)
                 v = ops.repeat_heads(r, v, out, view)
-            if self.setup.autocast:
+            if self.setup.types.autocast:
                 q, k, v = (ops.cast(r, t, compute) for t in (q, k, v))
             if self.setup.variant.context > 1:
                 return ops.copied(r, ring.attention(r, q, k, v, ring_of_ranks(self, op)))  # merged by head, copied into rows
@@ -177,8 +177,8 @@ class Modules(Owned):
     def _fused(self, op: Op, x: Tensor) -> Tensor:
         """Projection and loss in one kernel, on 16-bit copies under autocast."""
         weight = self.output_weight(op).tensor()
-        if self.setup.autocast:
-            x, weight = (ops.cast(self.run, t, self.setup.compute) for t in (x, weight))
+        if self.setup.types.autocast:
+            x, weight = (ops.cast(self.run, t, self.setup.types.compute) for t in (x, weight))
         return ops.fused_loss(self.run, x, weight, self.symbols.one(1))
 
     @property

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...spec.optimizer import OPTIMIZERS
 from .machine import PART, Parameter, Storage, Tensor
 from .sizes import Size, times
 
 if TYPE_CHECKING:
     from .step import Step
-
-# copies of a tensor that one step holds at once, beside the gradient, in the stored type: (for-loop, foreach over all tensors)
-TEMPORARIES = {"adamw": 2, "adafactor": 1, "lion": 2, "muon": 3}
 
 
 def step_optimizer(step: Step) -> None:
@@ -47,7 +45,7 @@ def _all(step: Step, segment: str, params: list[Parameter], make: Callable[[Step
 
 
 def _one_by_one(step: Step, misplaced: set[int]) -> None:
-    copies = TEMPORARIES.get(step.setup.job.optimizer, 0)
+    copies = OPTIMIZERS[step.setup.job.optimizer].temporaries
     last: Storage | None = None
     for p in step.parameters():
         if not p.trained:
@@ -63,9 +61,7 @@ def _one_by_one(step: Step, misplaced: set[int]) -> None:
 
 
 def _temporary(step: Step, p: Parameter) -> Storage:
-    return Storage(
-        step.tape, times(_owned(step, p), 4 if step.setup.masters else step.setup.stored), PART["optimizer"], "optimizer temporary"
-    )
+    return Storage(step.tape, times(_owned(step, p), step.setup.types.stepped), PART["optimizer"], "optimizer temporary")
 
 
 def _owned(step: Step, p: Parameter) -> Size:
@@ -85,4 +81,4 @@ def _misplaced(step: Step, p: Parameter) -> bool:
 
 def _placed(step: Step, p: Parameter) -> Tensor:
     """A gradient in its parameter's layout: a part copied out, or partial sums all-reduced."""
-    return step.run.new(p.elements, step.setup.stored, "gradient laid out", "gradients")
+    return step.run.new(p.elements, step.setup.types.stored, "gradient laid out", "gradients")

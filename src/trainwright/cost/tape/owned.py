@@ -33,11 +33,12 @@ class Owned:
             self.fsdp = Fsdp(
                 self.run,
                 self.symbols,
-                compute=setup.unsharded_dtype,
-                stored=setup.stored,
-                reduce=setup.reduce if setup.mixed else setup.stored,
+                compute=setup.types.read,
+                stored=setup.types.stored,
+                reduce=setup.types.reduced,
                 sharded=setup.sharded,
                 reduce_each=reduces_every_micro_batch(setup.structure),
+                uses_each=setup.job.optimizer_in_backward,
             )
         self.root: dict[str, Parameter] = {}
         self.layer_params: list[dict[str, Parameter]] = []
@@ -65,9 +66,7 @@ class Owned:
             self.layer_groups.append(self._own("layer", i, params))
             self.layer_owned.append(self.tape.since(before))
         if self.setup.structure.sharding == "zero1":
-            size = self.symbols.zero_redundancy(
-                OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), 4 if self.setup.masters else self.setup.stored
-            )
+            size = self.symbols.zero_redundancy(OPTIMIZERS[self.setup.job.optimizer], self._all_trained(), self.setup.types.stepped)
             self.owned.append(Storage(self.tape, size, PART["optimizer"], "optimizer states of rank 0"))
         buffers = self.setup.model.buffer_bytes
         if buffers:
@@ -76,15 +75,15 @@ class Owned:
     def _all_trained(self) -> list[Weight]:
         """Every trained tensor of the stage in order, not only those of the layers that are replayed."""
         model, stage = self.setup.model, self.setup.stage
+        table = model.embedding.ops[0].weights[:1] if model.tied and stage.last and not stage.first and not self.setup.lora else ()
         blocks = [model.embedding] * stage.first + [model.blocks[name] for name in stage.layers] + [model.head] * stage.last
-        copy = model.embedding.ops[0].weights[:1] if model.tied and stage.last and not stage.first else ()
-        return [*(w for block in blocks for w, trained in self.setup.owned(block) if trained), *copy]
+        return [*(w for block in blocks for w, trained in self.setup.owned(block) if trained), *table]
 
     def _parameters(self, block: Block, layer: int) -> dict[str, Parameter]:
         return {w.name: self._parameter(w.name, w, trained, layer) for w, trained in self.setup.owned(block)}
 
     def _parameter(self, name: str, w: Any, trained: bool, layer: int) -> Parameter:
-        p = Parameter(name, self.symbols.local(w), self.setup.unsharded_dtype if self.fsdp else self.setup.stored, trained, w)
+        p = Parameter(name, self.symbols.local(w), self.setup.types.read, trained, w)
         p.layer = layer
         tables = [op.weights[0] for op in self.setup.model.embedding if op.kind == "embedding"] if self.setup.stage.first else []
         if self.setup.model.tied and self.setup.stage.last:
@@ -102,17 +101,15 @@ class Owned:
             return None
         count = s.shard if setup.sharded else _local(s)
         tape = self.tape
-        self.owned.append(Storage(tape, times(count(weights), setup.stored), PART["parameters"], f"{name} parameters"))
-        if setup.masters and trained:
+        self.owned.append(Storage(tape, times(count(weights), setup.types.stored), PART["parameters"], f"{name} parameters"))
+        if setup.types.masters and trained:
             self.owned.append(Storage(tape, count(trained, 4), PART["master_weights"], f"{name} masters"))
         if not trained:
             return self._group(name, layer, params)
         if setup.ddp and setup.variant.data:
-            self.owned.append(Storage(tape, count(trained, setup.stored), PART["gradients"], f"{name} gradient buckets"))
+            self.owned.append(Storage(tape, count(trained, setup.types.stored), PART["gradients"], f"{name} gradient buckets"))
         if setup.structure.sharding != "zero1":
-            size = s.optimizer(
-                OPTIMIZERS[setup.job.optimizer], trained, setup.stored if not setup.masters else 4, setup.sharded, layer >= 0
-            )
+            size = s.optimizer(OPTIMIZERS[setup.job.optimizer], trained, setup.types.stepped, setup.sharded, layer >= 0)
             self.owned.append(Storage(tape, size, PART["optimizer"], f"{name} optimizer states"))
         return self._group(name, layer, params)
 
@@ -128,16 +125,12 @@ class Owned:
     def parameters(self) -> list[Parameter]:
         return [*self.root.values(), *(p for params in self.layer_params for p in params.values())]
 
-    @property
-    def _residual(self) -> int:
-        return self.setup.stored if self.setup.autocast else self.setup.compute
-
     def _hook_gradients(self) -> None:
         """DDP copies a finished gradient into its bucket; an optimizer in backward uses it and frees it; others are added to the kept
         one."""
         setup = self.setup
         for p in self.parameters():
-            if setup.job.optimizer_in_backward:
+            if setup.job.optimizer_in_backward and self.fsdp is None:
                 p.on_grad = _forget
             elif self._buckets:
                 p.on_grad = self._to_bucket

@@ -13,10 +13,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...schedules import SCHEDULES
 from ...schedules.replay import in_flight
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ..ledger.ranks import V_SHAPED, places
+from ..ledger.ranks import places
 from ..table import IntColumn, PlanTable
 from .program import FEW, Pattern, pattern
 from .setup import Stage
@@ -80,8 +81,9 @@ def _held(
     micro-batch of the step holds one fewer once gradients exist."""
     if pp == 1:
         return [(False, slice(None), np.ones(len(m)))]
-    least = 2 if schedule in (*V_SHAPED, "interleaved-zb1p") else 1
-    found = np.asarray(in_flight(schedule, pp, max(virtual, least), m, np.full(len(m), rank)), dtype=np.float64)
+    found = np.asarray(
+        in_flight(schedule, pp, max(virtual, SCHEDULES[schedule].default_chunks), m, np.full(len(m), rank)), dtype=np.float64
+    )
     held = np.broadcast_to(found, (len(m),))
     if schedule in FORWARDS_FIRST:
         return [(False, slice(None), np.maximum(held - 1, 1)), (True, slice(None), held)]

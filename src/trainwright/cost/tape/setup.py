@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from ...frameworks import FRAMEWORKS
+from ...frameworks.dtypes import Dtypes, dtypes
 from ...spec.blocks import Block, Op, Weight
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ...spec.precision import DTYPE_BYTES, activation_bytes
 
 
 class Variant(NamedTuple):
@@ -41,8 +43,7 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Resolved choices of a replay. Types are bytes an element: `compute` of activations, `stored` of owned parameters, `reduce` of reduced
-    gradients."""
+    """Resolved choices of a replay."""
 
     model: ModelSpec
     job: TrainingJob
@@ -50,34 +51,9 @@ class Setup:
     variant: Variant
     stage: Stage
 
-    @property
-    def compute(self) -> int:
-        return activation_bytes(self.job.precision)
-
-    @property
-    def autocast(self) -> bool:
-        return self.job.autocast and self.compute != 4
-
-    @property
-    def stored(self) -> int:
-        """FSDP2 with mixed precision and autocast keep parameters in fp32; without masters everything is in the compute type."""
-        if self.compute == 4 or self.autocast:
-            return 4
-        return 4 if self.job.master_weights == "fp32" and self.fsdp else self.compute
-
-    @property
-    def masters(self) -> bool:
-        """Plain PyTorch and DDP without autocast: 16-bit parameters and fp32 masters that the optimizer steps."""
-        return self.compute != 4 and not self.autocast and not self.fsdp and self.job.master_weights == "fp32"
-
-    @property
-    def reduce(self) -> int:
-        """The type of FSDP2's reduction: `gradient_dtype` with mixed precision, the gradients' own without."""
-        return int(DTYPE_BYTES[self.job.gradient_dtype]) if self.mixed else self.compute
-
-    @property
-    def mixed(self) -> bool:
-        return self.fsdp and self.stored != self.compute and not self.autocast
+    @cached_property
+    def types(self) -> Dtypes:
+        return dtypes(FRAMEWORKS[self.structure.framework], self.job, self.structure, alone=not self.variant.data)
 
     @property
     def fsdp(self) -> bool:
@@ -95,10 +71,6 @@ class Setup:
     @property
     def lora(self) -> bool:
         return self.job.method != "full"
-
-    @property
-    def unsharded_dtype(self) -> int:
-        return self.compute if self.mixed else self.stored
 
     @property
     def targets(self) -> frozenset[str]:

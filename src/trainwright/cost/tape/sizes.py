@@ -228,19 +228,20 @@ class Symbols:
         return self.symbol(name, value)
 
     def zero_redundancy(self, opt: Optimizer, ws: Sequence[Weight], stored: int) -> Size:
-        """Rank 0's states under ZeroRedundancyOptimizer, which deals whole tensors over the ranks."""
-        from ..parameters import greedy_partition, optimizer_state
+        """Rank 0's states under ZeroRedundancyOptimizer, which deals whole tensors, as tensor parallelism leaves them, over the ranks."""
+        from ..parameters import greedy_partition, optimizer_state, owned_shape, product
 
         ws = tuple(ws)
 
         def value(c: Columns) -> IntColumn:
             total = np.zeros_like(c.batch)
-            for ranks, tp in np.unique(np.stack([c.shards, c.tp]), axis=1).T:
-                at = (c.shards == ranks) & (c.tp == tp)
-                one = c.take(np.flatnonzero(at)[:1])
-                dims = [local_shape(w, one, self.splits(w) is not None) for w in ws]
-                states = [int(optimizer_state(opt, d, stored)[0]) for d in dims]
-                total[at] = sum(states[i] for i in greedy_partition([int(_product(d)[0]) for d in dims], int(ranks))[0])
+            cut = c.shards << 32 | c.tp
+            for pair in np.unique(cut):
+                rows = np.flatnonzero(cut == pair)
+                one = c.take(rows[:1])
+                dims = [owned_shape(w, one, sharded=False, tensor=self.splits(w) is not None) for w in ws]
+                mine = greedy_partition([int(product(d)[0]) for d in dims], int(pair >> 32))[0]
+                total[rows] = sum(int(optimizer_state(opt, dims[i], stored)[0]) for i in mine)
             return total
 
         return self.symbol(f"{opt.name} states of rank 0 of ZeroRedundancyOptimizer", value)

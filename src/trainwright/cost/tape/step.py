@@ -48,7 +48,7 @@ class Step(Modules):
         positions = Storage(tape, s.positions(8), PART["activations"], "positions")
         if not stage.piped:
             return [positions, Storage(tape, s.tokens(16), PART["activations"], "ids and labels")]
-        width = self.setup.model.hidden * self._residual
+        width = self.setup.model.hidden * self.setup.types.stream
         kept = [positions, Storage(tape, s.every_microbatch(16), PART["activations"], "ids and labels")]
         for wanted, what in ((not stage.first, "received activations"), (not stage.last, "received gradients")):
             if wanted:
@@ -85,7 +85,7 @@ class Step(Modules):
         """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent (GPipe's loop gives it up at once)."""
         if not self.setup.stage.piped or self.setup.stage.first or self.setup.structure.schedule == "gpipe":
             return []
-        size = self.symbols.when(self.symbols.sequence(self.setup.model.hidden * self._residual), "accumulating")
+        size = self.symbols.when(self.symbols.sequence(self.setup.model.hidden * self.setup.types.stream), "accumulating")
         return [Storage(self.tape, size, PART["communication_buffers"], "input gradient being sent")]
 
     def _end_of_backward(self) -> None:
@@ -201,9 +201,9 @@ class Step(Modules):
 
     def _layer_tables(self) -> dict[int, tuple[Tensor, Tensor]]:
         """What a layer gets: FSDP2 with mixed precision casts fp32 tables for each layer anew (`cast_forward_inputs`)."""
-        if not self.setup.mixed:
+        if not self.setup.types.mixed:
             return dict(self.tables)
-        compute = self.setup.compute
+        compute = self.setup.types.compute
         return {d: (ops.cast(self.run, c, compute), ops.cast(self.run, s, compute)) for d, (c, s) in self.tables.items()}
 
     def _optimizer(self) -> None:

@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from ...errors import SpecError
 from ...frameworks import FRAMEWORKS
+from ...frameworks.dtypes import Dtypes, dtypes
+from ...schedules import SCHEDULES
+from ...schedules.actions import PlacementKind
 from ...spec.blocks import Block, Op, Weight
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ...spec.precision import DTYPE_BYTES, activation_bytes
+from ...spec.precision import activation_bytes
 from ..distinct import distinct
 from ..message import Axis, Message, Phase
 from ..stages import layers_of_rank, layers_per_stage
 from ..table import IntColumn, PlanTable
-
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
-"""Schedules that place the second chunk mirrored: the first rank holds both ends of the model."""
 
 
 def ceil_div(a: IntColumn | int, b: IntColumn | int) -> IntColumn:
@@ -112,7 +112,7 @@ class Case:
     def micro_batches(self) -> IntColumn:
         """Micro-batches that pass through each chunk (half of them in each direction of DualPipe)."""
         m = self.table.accumulation
-        return ceil_div(m, 2) if self.structure.schedule == "dualpipe" else m
+        return ceil_div(m, 2) if SCHEDULES[self.structure.schedule].placement == "bidirectional" else m
 
     @property
     def tokens(self) -> IntColumn:
@@ -125,20 +125,24 @@ class Case:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes an element of a trained parameter that PyTorch owns: fp32 under autocast and where the one copy is the master, else the compute type.
-        DDP's masters are copies beside 16-bit weights, but for adapters."""
-        own = self.job.master_weights == "fp32" and (self.structure.framework != "ddp" or self.lora)
-        return 4 if self.job.autocast or own else self.activation_bytes
+        """Bytes an element of a trained parameter that PyTorch owns."""
+        return self.types.stored
+
+    @cached_property
+    def types(self) -> Dtypes:
+        """Number formats where gradients are reduced: on one of several ranks."""
+        return dtypes(FRAMEWORKS[self.structure.framework], self.job, self.structure, alone=False)
 
     @property
     def gradient_bytes(self) -> int:
-        return int(DTYPE_BYTES[self.job.gradient_dtype])
+        return self.types.reduced
 
     @property
     def reductions(self) -> IntColumn:
         """How often FSDP2 reduces a gradient: once a step, or with ``no_sync = false`` after each micro-batch; pipeline stages once all the same."""
         sharded = self.structure.sharding in ("zero2", "zero3")
-        each = sharded and not self.switch("no_sync", True)
+        memory = FRAMEWORKS[self.structure.framework].memory
+        each = sharded and not self.switch("no_sync", memory.puts_off(self.model.family, self.structure))
         return np.where(each & (self.table.pp == 1), self.table.accumulation, 1)
 
     @property
@@ -278,19 +282,20 @@ class Case:
 def _profile(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> list[dict[str, int]]:
     """For each pipeline rank: number of layers of each kind, ends, chunks, sends."""
     even = FRAMEWORKS[structure.framework].even_stages
-    schedule = "dualpipe" if structure.schedule == "dualpipe" else "zb-v" if structure.schedule in V_SHAPED else "1f1b"
-    return _profiles(model, schedule, structure.layers_per_stage, even, structure.recompute_every, pp, virtual)
+    return _profiles(
+        model, SCHEDULES[structure.schedule].placement, structure.layers_per_stage, even, structure.recompute_every, pp, virtual
+    )
 
 
 @lru_cache(maxsize=4096)
 def _profiles(
-    model: ModelSpec, schedule: str, given: tuple[int, ...] | None, even: bool, every: int, pp: int, virtual: int
+    model: ModelSpec, placement: PlacementKind, given: tuple[int, ...] | None, even: bool, every: int, pp: int, virtual: int
 ) -> list[dict[str, int]]:
-    """`_profile` of one schedule of each placement: 1f1b, zb-v or dualpipe."""
+    """`_profile` of all schedules of one placement."""
     names = list(model.blocks)
     stages = pp * virtual
     counts = layers_per_stage(model.num_layers, stages, given, even)
-    v_shape = schedule == "zb-v" and virtual > 1
+    v_shape = placement == "v" and virtual > 1
     ranks = layers_of_rank(counts, pp, v_shape)
     chunks_of: list[list[int]] = [[] for _ in range(pp)]
     for k in range(stages):
@@ -308,7 +313,7 @@ def _profiles(
             "regions": sum(-(-len(span) // every) for span in ranks[r]),
         }
         profiles.append(profile)
-    if schedule == "dualpipe":  # every rank holds a stage of each direction
+    if placement == "bidirectional":  # every rank holds a stage of each direction
         profiles = [{key: a[key] + b[key] for key in a} for a, b in zip(profiles, reversed(profiles), strict=True)]
     return profiles
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...frameworks import FRAMEWORKS
+from ...schedules import SCHEDULES
 from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
@@ -62,7 +63,7 @@ def _held_twice(case: Case) -> None:
     sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
     shard = case.shard if sharded else np.ones_like(case.tp)
     tied_embedding(case, _padded(case, case.model.embedding.weights[:1], False, shard) // shard * case.stored_bytes)
-    if case.structure.schedule != "dualpipe":
+    if SCHEDULES[case.structure.schedule].placement != "bidirectional":
         return
     expert_shard = case.expert_shard if sharded else shard
     total = np.zeros_like(case.tp)
@@ -90,7 +91,7 @@ def _ddp(case: Case) -> None:
     case.add_in_buckets("dp", "all_reduce", "reduce", spread, bucket, 1, case.expert_data, stride, "backward", "expert gradient buckets")
     if case.structure.sharding != "zero1":
         return
-    size = 4 if case.job.master_weights == "fp32" else size  # the optimizer steps the masters
+    size = case.types.stepped
     for block, count in case.stage.blocks(case.model):
         for w in case.trainable(block):
             what = f"updated tensors of {' x '.join(str(d) for d in w.shape)}"
@@ -187,7 +188,7 @@ def _gather(case: Case, elements: IntColumn, count: IntColumn, layer: bool, shar
 def _fsdp1(case: Case) -> None:
     """One flat parameter a layer, padded to the ranks; the root is kept after forward. Gradients are reduced every micro-batch, or held whole
     instead (`MemoryRules.puts_off`), which keeps the parameters of ZeRO-2 as well. Without sharding each flat parameter is all-reduced."""
-    quiet = FRAMEWORKS["fsdp1"].memory.puts_off(case.model.family, dict(case.structure.options))
+    quiet = FRAMEWORKS["fsdp1"].memory.puts_off(case.model.family, case.structure)
     micro = case.micro_batches
     sharding = case.structure.sharding
     shard = case.shard if sharding != "none" else np.ones_like(case.shard)

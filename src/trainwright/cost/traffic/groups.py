@@ -24,7 +24,7 @@ def groups(case: Case) -> list[tuple[bool, IntColumn, tuple[Block, ...]]]:
 
 
 def gathered_bytes(case: Case) -> int:
-    """Bytes an element of a gathered parameter: the compute type, the stored type under autocast, one byte with fp8 parameters."""
+    """Bytes an element of a gathered parameter: what modules read, one byte with fp8 parameters."""
     if case.structure.fp8_params:
         return 1
-    return case.stored_bytes if case.job.autocast else case.activation_bytes
+    return case.types.read

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...schedules import SCHEDULES
 from ...spec.blocks import Op
 from ..message import Phase
 from ..table import IntColumn
 from .columns import Case
-
-# Schedules of several chunks: a rank computes another chunk while one travels (Megatron's overlap_p2p_comm, torch's asynchronous p2p).
-ASYNCHRONOUS = ("interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v")
 
 
 def _phases(recomputed: bool) -> tuple[Phase, ...]:
@@ -30,7 +28,9 @@ def pipeline_parallel(case: Case) -> None:
         tokens = -(-tokens // case.tp)
     size = tokens * case.model.hidden * case.activation_bytes
     most = case.stage.chunks * case.micro_batches
-    overlaps = "pipeline" if case.structure.schedule in ASYNCHRONOUS else ""
+    # with several chunks a rank computes another one while one travels (Megatron's overlap_p2p_comm, torch's asynchronous p2p)
+    schedule = SCHEDULES[case.structure.schedule]
+    overlaps = "pipeline" if schedule.chunks != "one" or schedule.placement == "bidirectional" else ""
     interior = case.rank is None
     ways: tuple[tuple[Phase, IntColumn, str], ...] = (
         ("forward", case.stage.sends_forward, "activations to the next stage"),

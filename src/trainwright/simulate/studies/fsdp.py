@@ -58,6 +58,20 @@ def _moments(c: Comparison, rows: int = 60) -> Table:
     return Table("Rank 0 through the first step (bytes held)", found[:rows])
 
 
+def _notes(ranks: int, replicas: int, microbatches: int) -> list[str]:
+    notes = ["One unit is (n-1)/n of the weights' bytes, sent by every rank: a reduce-scatter or an all-gather; an all-reduce is two."]
+    if microbatches > 1:
+        notes.append(
+            f"With {microbatches} microbatches ZeRO-2 reduces {microbatches} times and ZeRO-3 gathers and reduces for each; DDP and ZeRO-1 reduce once."
+        )
+    if replicas > 1:
+        shard = ranks // replicas
+        notes.append(
+            f"HSDP: all-gathers and reduce-scatters stay among {shard} ranks; only 1/{shard} of the gradient bytes crosses between the {replicas} replicas."
+        )
+    return notes
+
+
 def fsdp(
     ranks: Ranks = 4,
     zero: Annotated[int, "Stage whose step is shown in full: 0, 1, 2 or 3."] = 3,
@@ -99,16 +113,6 @@ def fsdp(
     runs = {stage: compare(config, layout(stage), **options) for stage in range(4)}
     chosen = runs[zero]
     table, equal = bytes_table(chosen)
-    notes = ["One unit is (n-1)/n of the weights' bytes, sent by every rank: a reduce-scatter or an all-gather; an all-reduce is two."]
-    if microbatches > 1:
-        notes.append(
-            f"With {microbatches} microbatches ZeRO-2 reduces {microbatches} times and ZeRO-3 gathers and reduces for each; DDP and ZeRO-1 reduce once."
-        )
-    if replicas > 1:
-        shard = ranks // replicas
-        notes.append(
-            f"HSDP: all-gathers and reduce-scatters stay among {shard} ranks; only 1/{shard} of the gradient bytes crosses between the {replicas} replicas."
-        )
     return Report(
         f"{'HSDP' if replicas > 1 else 'Sharded data parallel'} on {ranks} ranks, {NAMES[zero]} in full",
         [
@@ -122,7 +126,7 @@ def fsdp(
             "units": {NAMES[s]: units(c) for s, c in runs.items()},
             "states": {NAMES[s]: _held(c) for s, c in runs.items()},
         },
-        notes,
+        _notes(ranks, replicas, microbatches),
     )
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..step import Trainer
 
 
+OFFLOADS = ("params-cpu", "optimizer-cpu")  # FSDP2's CPUOffloadPolicy
+
+
 def check(run: Run, settings: Settings, on_gpu: bool) -> None:
     """Only FSDP2 shards gradients and parameters: another framework's plan would be run unsharded, without a word; so would adapters be trained whole."""
     s, job = run.plan.structure, run.job
@@ -22,6 +25,19 @@ def check(run: Run, settings: Settings, on_gpu: bool) -> None:
         raise SpecError(f"{job.method} is only planned here: all weights are trained", "training.method", ["full"])
     if job.dropout:
         raise SpecError("nothing is dropped out here", "training.dropout", [0])
+    for what, where, asked, nearest in (
+        ("an optimizer in backward", "training.optimizer_in_backward", job.optimizer_in_backward, "false"),
+        ("overlapped tensor parallelism", "strategy.async_tp", s.async_tp, "false"),
+        ("graphs of launches", "strategy.cuda_graphs", s.cuda_graphs, "false"),
+        (
+            f"offload {s.offload}",
+            "strategy.offload",
+            s.offload not in ("none", *(OFFLOADS if s.framework == "fsdp2" and s.sharding != "none" else ())),
+            "none",
+        ),
+    ):
+        if asked:
+            raise SpecError(f"{what} is only planned here", where, [nearest])
     if run.plan.etp > 1:
         raise SpecError(f"etp {run.plan.etp} is only planned here: every expert is whole on its rank", "strategy.etp", [1])
     if s.sharding in ("zero2", "zero3") and s.framework != "fsdp2":
