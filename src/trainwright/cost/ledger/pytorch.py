@@ -65,15 +65,17 @@ class Copies:
 
 
 def copies(scope: Scope, rank: Rank, made: bool) -> Copies:
-    """A product saves its copy for backward; one that is recomputed makes another then (aten/src/ATen/autocast_mode.cpp `cached_cast`)."""
+    """A product saves its copy for backward; one that is recomputed makes another then (aten/src/ATen/autocast_mode.cpp `cached_cast`). A compiled block has
+    no cache: what it recomputes it does not hold (torch 2.13's partitioner saves the copies all the same)."""
     c, source = scope.c * made, "torch.autocast"
-    again = scope.structure.recompute == "full" or (scope.structure.recompute == "selective" and not scope.structure.recompute_modules)
+    s = scope.structure
+    again = s.recompute == "full" or (s.recompute == "selective" and not s.recompute_modules)
     tied = rank.root.trained * rank.slot.head if scope.model.tied else 0.0
     every = c * (rank.held.products + tied)
     root, layer = c * (rank.root.products + tied), c * rank.layer.products
     name, part = "16-bit copies of weights", "communication_buffers"
     return Copies(
-        item(name, part, every - root if again else 0.0 * every, f"{scope.c} x products of layers", source),
+        item(name, part, (every - root) * (again and not s.compile), f"{scope.c} x products of layers", source),
         item(name, part, root if again else every, f"{scope.c} x products", source),
         item(name, part, layer, f"{scope.c} x products of a layer", source),
     )
