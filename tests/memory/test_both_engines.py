@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from ledger_runs import A100, SMALL, cluster, job, ledger, plan
+from ledger_runs import A100, LLAMA_2_7B, SMALL, cluster, job, ledger, plan
 
 from trainwright.cost import tape
 from trainwright.cost.memory_table import STATES
@@ -35,7 +37,7 @@ LAYOUTS = {
 }
 
 
-def of(framework: str, sharding: str, **layout: int) -> ParallelPlan:
+def of(framework: str, sharding: str, **layout: Any) -> ParallelPlan:
     data = layout.pop("data", 1)
     return plan(framework=framework, sharding=sharding, **{"dp_replicate" if sharding == "none" else "dp_shard": data}, **layout)
 
@@ -81,10 +83,21 @@ def test_an_optimizer_in_backward_frees_what_no_bucket_holds(framework: str, sha
     assert ledger(TINY, work, asked).states["gradients"][0] == exact.states["gradients"][0]
 
 
+@pytest.mark.parametrize("types", ["masters", "autocast"])
+@pytest.mark.parametrize(("framework", "sharding"), BOTH)
+def test_peaks_of_weights_alone(framework: str, sharding: str, types: str) -> None:
+    """Little is saved of short sequences that are recomputed: what is gathered, reduced and copied makes the peak."""
+    work = job(512, **TYPES[types])
+    for layout in ({"data": 8}, {"data": 8, "accumulation": 4}):
+        asked = of(framework, sharding, **layout, recompute="full")
+        exact = tape.memory_rows(build_model(LLAMA_2_7B, "m"), cluster(A100), work, asked.structure, PlanTable.from_plans([asked]))
+        assert ledger(LLAMA_2_7B, work, asked).peak_bytes[0] == pytest.approx(exact.peak_bytes[0], rel=0.06), layout
+
+
 @pytest.mark.parametrize("framework", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("types", ["masters", "autocast"])
 def test_dropout_takes_a_plan_to_the_ledger_without_a_jump(framework: str, types: str) -> None:
-    """With next to no dropout masks (none are counted for a model whose layers add nothing in between) the estimate stays where it was."""
+    """Its masks are all that it adds."""
     asked = of(framework, "none", data=8)
     work = job(2048, **TYPES[types])
     exact = tape.memory_rows(build_model(MODEL, "m"), cluster(A100), work, asked.structure, PlanTable.from_plans([asked]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,15 +65,17 @@ class Copies:
 
 
 def copies(scope: Scope, rank: Rank, made: bool) -> Copies:
-    """A product saves its copy for backward; one that is recomputed makes another then (aten/src/ATen/autocast_mode.cpp `cached_cast`)."""
+    """A product saves its copy for backward; one that is recomputed makes another then (aten/src/ATen/autocast_mode.cpp `cached_cast`). A compiled block has
+    no cache: what it recomputes it does not hold (torch 2.13's partitioner saves the copies all the same)."""
     c, source = scope.c * made, "torch.autocast"
-    again = scope.structure.recompute == "full" or (scope.structure.recompute == "selective" and not scope.structure.recompute_modules)
+    s = scope.structure
+    again = s.recompute == "full" or (s.recompute == "selective" and not s.recompute_modules)
     tied = rank.root.trained * rank.slot.head if scope.model.tied else 0.0
     every = c * (rank.held.products + tied)
     root, layer = c * (rank.root.products + tied), c * rank.layer.products
     name, part = "16-bit copies of weights", "communication_buffers"
     return Copies(
-        item(name, part, every - root if again else 0.0 * every, f"{scope.c} x products of layers", source),
+        item(name, part, (every - root) * (again and not s.compile), f"{scope.c} x products of layers", source),
         item(name, part, root if again else every, f"{scope.c} x products", source),
         item(name, part, layer, f"{scope.c} x products of a layer", source),
     )
@@ -150,6 +152,9 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
     text = f"{types.reduced} x"
     reducing = item("gradients of a layer in reduction", "gradients", g * rank.layer.all_trained * flat, f"{text} a layer", SOURCE, pool)
     reduce_root = item("root gradients in reduction", "communication_buffers", (g + c * fsdp1) * root, f"{text} root", SOURCE, pool)
+    # FSDP2 gives back what is gathered before it lays out the root's reduction: the larger of both, the windows of the last layers beside
+    before = w.last.bytes + w.two.bytes + reducing.bytes
+    gathered = w.last if fsdp1 else replace(w.last, bytes=np.maximum(before - reduce_root.bytes, 0.0))
     put_off = _put_off(scope)
     accumulated, remains = _whole_gradients(scope, rank, put_off, stored * owned)
     # what replicas all-reduce before it is cast to the stored type stays until backward is over
@@ -171,7 +176,7 @@ def fsdp(scope: Scope, rank: Rank) -> Accounts:
         forward=(cast.rest,),
         loss=(w.root, w.one, accumulated, cast.kept),
         block=(w.root, w.two, root_gradient, reducing, accumulated, cast.kept, cast.layer, using),
-        last=(w.last, root_gradient, reduce_root, remains, waiting, cast.layer, using),
+        last=(gathered, root_gradient, reduce_root, remains, waiting, cast.layer, using),
         step=(stepping(scope, rank, share, scope.each("stepped")),),
         leftovers=(w.one,) if fsdp1 else (),  # its rate limiter lets two gathers run beside the layer in use
     )
