@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ledger_runs import A100, cluster, job
 
+import trainwright as tw
 from trainwright.cost.ledger.ranks import places
 from trainwright.cost.memory import memory, one_window
 from trainwright.cost.memory_table import MemoryTable
@@ -84,3 +85,19 @@ def test_how_far_a_query_looks_back_changes_no_size(recompute: str, monkeypatch:
     found = priced(model, plans)
     monkeypatch.setattr("trainwright.cost.memory.one_window", lambda model: model)
     assert priced(model, plans).device_bytes.tolist() == found.device_bytes.tolist()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["tape", "ledger"])
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+def test_a_tied_table_stands_twice_where_both_ends_are_stages_of_one_rank(schedule: str, framework: str, compiled: bool) -> None:
+    """PyTorch's stages are modules of their own: the fullest rank owns what that of an untied model owns."""
+    held = []
+    for tied in (True, False):
+        model = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+        model |= {"intermediate_size": 128, "vocab_size": 4096, "max_position_embeddings": 64, "tie_word_embeddings": tied}
+        strategy = {"framework": framework, "pp": 2, "dp": 1, "schedule": schedule, "virtual_stages": 2, "compile": compiled}
+        cluster = {"gpu": "H100", "nodes": 1, "gpus_per_node": 2}
+        spec = {"model": model, "cluster": cluster, "training": {"seq_len": 64, "global_batch_size": 8}, "strategy": strategy}
+        held.append(tw.estimate(spec).to_dict()["memory"]["states"])
+    assert held[0] == held[1]
