@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trainwright import SpecError
 from trainwright.cost.table import PlanTable
 from trainwright.cost.traffic import traffic
+from trainwright.cost.traffic.buckets import filled
 from trainwright.resolve import resolve
 from trainwright.spec.plan import ParallelPlan, Structure
 from trainwright.spec.run import validate
@@ -129,12 +130,26 @@ def test_ddp_reduces_once_whatever_it_accumulates(sharding: str) -> None:
 
 
 @pytest.mark.parametrize(("autocast", "width"), [(False, 2), (True, 4)])
-def test_ddp_buckets_of_25_mib_in_the_type_of_its_weights(autocast: bool, width: int) -> None:
-    """16-bit weights beside fp32 masters have 16-bit gradients; under autocast the weights are fp32."""
+def test_ddp_buckets_in_the_type_of_its_weights(autocast: bool, width: int) -> None:
+    """16-bit weights beside fp32 masters have 16-bit gradients; under autocast the weights are fp32. From the head to the embedding, a bucket is closed by
+    the tensor that fills it: the first at 1 MiB, the others at 25."""
     of = run(framework="ddp", sharding="none", autocast=autocast)
-    whole = of.model.parameters * width
-    calls, size = sent(of, "dp", "all_reduce")
-    assert (calls, size) == (-(-whole // (25 * 2**20)), whole)
+    layers = [of.model.blocks[name] for name in reversed(of.model.layers)]
+    tensors = [w.elements * width for block in (of.model.head, *layers, of.model.embedding) for w in reversed(block.weights)]
+    closed, size = 0, 0
+    for tensor in tensors:
+        size += tensor
+        if size >= (25 if closed else 1) * 2**20:
+            closed, size = closed + 1, 0
+    assert sent(of, "dp", "all_reduce") == (closed + (size > 0), of.model.parameters * width)
+    large = run(framework="ddp", sharding="none", autocast=autocast, options={"bucket_cap_mb": 2**20})
+    assert sent(large, "dp", "all_reduce") == (1, of.model.parameters * width)
+
+
+def test_tensors_fill_buckets() -> None:
+    assert filled([3, 1, 9, 2, 2, 8], first=1, cap=10) == [3, 10, 12]
+    assert filled([3, 4], first=10, cap=10) == [7]
+    assert filled([], first=1, cap=10) == []
 
 
 def test_distributed_optimizer_scatters_in_the_gradients_type_and_gathers_in_the_parameters() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ledger_runs import A100, cluster, job
 
+import trainwright as tw
 from trainwright.cost.ledger.ranks import places
 from trainwright.cost.memory import memory, one_window
 from trainwright.cost.memory_table import MemoryTable
@@ -103,3 +104,19 @@ def test_layers_and_ends_stand_where_the_schedule_places_its_stages(schedule: st
     assert [(bool(p["embedding"]), bool(p["head"])) for p in profiles] == ends
     for found in places(model, structure, pp, chunks):
         assert (sum(n for _, n in found.layers), (found.embedding, found.head)) == (layers[found.rank], ends[found.rank])
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["tape", "ledger"])
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+def test_a_tied_table_stands_twice_where_both_ends_are_stages_of_one_rank(schedule: str, framework: str, compiled: bool) -> None:
+    """PyTorch's stages are modules of their own: the fullest rank owns what that of an untied model owns."""
+    held = []
+    for tied in (True, False):
+        model = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+        model |= {"intermediate_size": 128, "vocab_size": 4096, "max_position_embeddings": 64, "tie_word_embeddings": tied}
+        strategy = {"framework": framework, "pp": 2, "dp": 1, "schedule": schedule, "virtual_stages": 2, "compile": compiled}
+        cluster = {"gpu": "H100", "nodes": 1, "gpus_per_node": 2}
+        spec = {"model": model, "cluster": cluster, "training": {"seq_len": 64, "global_batch_size": 8}, "strategy": strategy}
+        held.append(tw.estimate(spec).to_dict()["memory"]["states"])
+    assert held[0] == held[1]

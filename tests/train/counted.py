@@ -59,10 +59,11 @@ def sent_by(run: Run, rank: int, documents: bool) -> list[list[Any]]:
         trainer = Trainer(run, Settings(steps=3, warmup_steps=0), ranks_of(run.plan, Machine("cpu", "fake")))
         wrapped = [call for call in trainer.calls if isinstance(call, nn.parallel.DistributedDataParallel)]
         for call in wrapped:
-            hook_without_data(call, partial(dist.all_reduce, group=call.process_group))
+            hook_without_data(call, partial(dist.all_reduce, group=call.process_group), rebuilds=True)
         made = (packed if documents else batch)(0, *trainer.ranks.replica)
-        if wrapped and run.plan.accumulation == 1:
-            trainer.step(made)  # a static DDP tells its ranks in its first step which weights are used
+        # A static DDP tells its ranks in its first step which weights are used, and of its new buckets in its third.
+        for _ in range(3 if wrapped else 0):
+            trainer.step(made)
         return sent(trainer, made)
 
 

@@ -5,6 +5,7 @@ Counted rank by rank of the pipeline, one rank of each, without the others (see 
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ import test_context as context
 import test_experts as experts
 import test_layouts as layouts
 import test_pipeline as pipeline
+import torch
+import torch.distributed as dist
 from counted import differences
+from layouts import MODELS
 
+from trainwright.cost.traffic.buckets import filled
 from trainwright.schedules import SCHEDULES
 
 CASES: dict[str, tuple[Any, ...]] = {f"gpt, {name}": ("gpt", *case) for name, case in layouts.CASES.items()}
@@ -57,6 +62,43 @@ GATE = (
 @pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in GATE else pytest.mark.slow) for c in CASES])
 def test_the_plan_says_what_is_sent(case: str) -> None:
     assert differences(*CASES[case]) == []
+
+
+# More than one bucket: a table of 30 MiB, matrices that fill the first one, and more of them than a bucket holds.
+MODELS |= {
+    "large": {**MODELS["gpt"], "n_layer": 1, "n_embd": 128, "vocab_size": 60_000},
+    "wide": {**MODELS["gpt"], "n_embd": 512, "n_layer": 3, "vocab_size": 8192},
+    "wide tied": {**MODELS["tied"], "hidden_size": 512, "intermediate_size": 1024, "vocab_size": 6000},
+    "wide moe": {**MODELS["moe"], "hidden_size": 512, "intermediate_size": 512},
+}
+BUCKETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "two": ("moe", {"dp": 2}),
+    "large": ("large", {"dp": 4}),
+    "wide": ("wide", {"dp": 2}),
+    "zero1": ("wide", {"dp": 2, "sharding": "zero1"}),
+    "static": ("wide tied", {"dp": 2, "micro_batch_size": 4}),
+    "given": ("wide tied", {"dp": 2, "options": {"bucket_cap_mb": 4}}),
+    "tp": ("wide tied", {"dp": 2, "tp": 2}),
+    "pp": ("wide tied", {"dp": 2, "pp": 2}),
+    "experts": ("wide moe", {"dp": 2, "ep": 2}),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "two" else pytest.mark.slow) for c in BUCKETS])
+def test_gradients_fill_as_many_buckets_as_planned(case: str) -> None:
+    model, strategy = BUCKETS[case]
+    assert differences(model, {"framework": "ddp", **strategy}) == []
+
+
+def test_buckets_are_those_of_pytorch() -> None:
+    """The planner's rule and the function that the reducer rebuilds its buckets with."""
+    made = random.Random(0)
+    for _ in range(50):
+        sizes = [made.randrange(1, 4000) for _ in range(made.randrange(1, 40))]
+        tensors = [torch.empty(n, device="meta") for n in sizes]
+        first, cap = made.randrange(1, 9000), made.randrange(1, 30_000)
+        indices, _ = dist._compute_bucket_assignment_by_size(tensors, [first, cap])
+        assert filled([4 * n for n in sizes], first, cap) == [sum(4 * sizes[i] for i in bucket) for bucket in indices]
 
 
 def test_what_is_not_planned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

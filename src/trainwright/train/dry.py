@@ -148,8 +148,9 @@ class Dry(Trainer):
             p.grad = None
 
 
-def hook_without_data(ddp: Any, reduce: Callable[[torch.Tensor], object] = lambda buffer: None) -> None:
-    """DDP's own reduction is C++ that reads data: buckets are answered as they are once `reduce` has seen them, and not rebuilt."""
+def hook_without_data(ddp: Any, reduce: Callable[[torch.Tensor], object] = lambda buffer: None, *, rebuilds: bool = False) -> None:
+    """DDP's own reduction is C++ that reads data: buckets are answered as they are once `reduce` has seen them. They stay one unless the reducer `rebuilds`
+    them, which needs real tensors."""
 
     def answer(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         reduce(bucket.buffer())
@@ -159,7 +160,8 @@ def hook_without_data(ddp: Any, reduce: Callable[[torch.Tensor], object] = lambd
 
     answer.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     ddp.register_comm_hook(None, answer)
-    ddp.reducer = Buckets(ddp.reducer)
+    if not rebuilds:
+        ddp.reducer = Buckets(ddp.reducer)
 
 
 @dataclass(frozen=True)

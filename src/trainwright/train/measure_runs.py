@@ -95,7 +95,9 @@ class Calls(Tracker):
 
 def messages(layout: Layout) -> list[list[list[Any]]]:
     """Of the first rank of every stage of the pipeline, what `sent` says of a step."""
-    layout.step(0)  # a static DDP tells its ranks in its first step which weights are used
+    # A static DDP tells its ranks in its first step which weights are used, and of its new buckets in its third.
+    for i in range(3):
+        layout.step(i)
     mine = sent(layout.trainer, batch_of(layout.run, layout.ranks, 1))
     everyone: list[Any] = [None] * layout.ranks.world
     dist.all_gather_object(everyone, mine)

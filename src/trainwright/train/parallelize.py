@@ -24,7 +24,7 @@ from .decoder import Decoder, Table, initialize
 from .mesh import Ranks
 from .models import every_second_product
 from .modules import Experts, LayerNorm, RMSNorm, Router
-from .reduce import Sums, Turn
+from .reduce import Sums, Turn, cap_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -215,6 +215,7 @@ def share_data(part: nn.Module, run: Run, ranks: Ranks) -> nn.Module:
         process_group=ranks.data.get_group(),
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
+        bucket_cap_mb=cap_of(run.plan),
         init_sync=False,
         static_graph=run.plan.accumulation == 1,
     )

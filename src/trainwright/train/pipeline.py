@@ -33,7 +33,7 @@ from .decoder import Decoder, build
 from .mesh import AXES, Ranks
 from .optimizer import settle
 from .parallelize import apply, parameter_dtype
-from .reduce import all_reduce_gradients, sum_gradients
+from .reduce import all_reduce_gradients, cap_of, sum_gradients
 
 Key = tuple[str, int, int]  # F (an activation) or B (a gradient), the stage that receives it, microbatch
 
@@ -366,7 +366,7 @@ class Pipeline:
         for head in both[1:]:
             both[0].add_(head)
         for group, parameters in self.pairs:
-            all_reduce_gradients(list(parameters()), group)
+            all_reduce_gradients(list(parameters()), group, cap_mb=cap_of(self.run.plan))
         for head in both[1:]:
             head.copy_(both[0])
 

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..cost.traffic.buckets import BUCKET_BYTES, FIRST_BYTES
 from ..errors import SpecError
 from .caches import forget_world
 from .models import LOW, add_adapters, add_checkpoints, build, split_over
@@ -75,6 +76,22 @@ class WithLoss(nn.Module):
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().view(-1, logits.size(-1)), labels.view(-1))
+
+
+@contextlib.contextmanager
+def filled_buckets() -> Iterator[None]:
+    """DDP begins with one bucket and rebuilds it after the first step: here it begins with those that it would end with, filled from the last parameter."""
+    assign = dist._compute_bucket_assignment_by_size
+
+    def arrived(parameters: list[torch.Tensor], limits: list[int], sparse: list[bool]) -> tuple[list[list[int]], list[int]]:
+        found, limits = assign(parameters[::-1], [FIRST_BYTES, BUCKET_BYTES], sparse[::-1])
+        return [[len(parameters) - 1 - i for i in bucket] for bucket in reversed(found)], limits[::-1]  # DDP turns both round
+
+    dist._compute_bucket_assignment_by_size = arrived
+    try:
+        yield
+    finally:
+        dist._compute_bucket_assignment_by_size = assign
 
 
 class Buckets:
@@ -173,9 +190,10 @@ class Program:
         self.fsdp = fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=zero3 and s.get("reshard_root", True))
 
     def _wrap_in_ddp(self, mesh: DeviceMesh) -> None:
-        ddp = nn.parallel.DistributedDataParallel(
-            self.model, process_group=mesh.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
-        )
+        with filled_buckets():
+            ddp = nn.parallel.DistributedDataParallel(
+                self.model, process_group=mesh.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
+            )
 
         def all_reduce(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
             buffer = bucket.buffer()

@@ -11,11 +11,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ..cost.traffic.buckets import BUCKET_BYTES, FIRST_BYTES, MIB
+from ..spec.plan import ParallelPlan
 from .mesh import Ranks
 from .modules import Experts
 from .optimizer import settle
 
-BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
+
+def cap_of(plan: ParallelPlan) -> int | None:
+    """The plan's ``bucket_cap_mb``; None: DistributedDataParallel's own, whose first bucket is smaller."""
+    given = dict(plan.structure.options).get("bucket_cap_mb", "auto")
+    return int(given) if isinstance(given, (int, float)) else None
 
 
 @dataclass
@@ -65,19 +71,19 @@ class Summed(torch.autograd.Function):
 
 def sum_gradients(parts: Iterable[nn.Module], ranks: Ranks) -> None:
     """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's: `Ranks.expert_uses`."""
-    size = ranks.data.size()
+    size, cap = ranks.data.size(), cap_of(ranks.plan)
     bare = [part for part in parts if not hasattr(part, "set_requires_gradient_sync")]
     spread = {id(p): p for part in bare for m in part.modules() if isinstance(m, Experts) and ranks.spreads_experts for p in m.parameters()}
     if size > 1:
-        all_reduce_gradients([p for part in bare for p in part.parameters() if id(p) not in spread], ranks.data.get_group(), 1 / size)
+        all_reduce_gradients([p for part in bare for p in part.parameters() if id(p) not in spread], ranks.data.get_group(), 1 / size, cap)
     if spread:
-        all_reduce_gradients(list(spread.values()), ranks.expert_data.get_group(), 1 / ranks.expert_uses)
+        all_reduce_gradients(list(spread.values()), ranks.expert_data.get_group(), 1 / ranks.expert_uses, cap)
 
 
-def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: float = 1.0) -> None:
-    """Sums gradients over a group in buckets of `BUCKET_BYTES`, times `factor`."""
+def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: float = 1.0, cap_mb: int | None = None) -> None:
+    """Sums gradients over a group, times `factor`, in DistributedDataParallel's buckets: from the last parameter, each closed by what fills it."""
     bucket: list[torch.Tensor] = []
-    size = 0
+    size, limit, cap = 0, *((cap_mb * MIB,) * 2 if cap_mb else (FIRST_BYTES, BUCKET_BYTES))
 
     def flush() -> None:
         if not bucket:
@@ -90,14 +96,17 @@ def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: flo
             g.copy_(piece.view_as(g))
         bucket.clear()
 
-    for p in parameters:
+    for p in reversed(parameters):
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         settle(p)
         g = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-        if bucket and (bucket[0].dtype != g.dtype or size + g.numel() * g.element_size() > BUCKET_BYTES):
+        if bucket and bucket[0].dtype != g.dtype:
             flush()
             size = 0
         bucket.append(g)
         size += g.numel() * g.element_size()
+        if size >= limit:
+            flush()
+            size, limit = 0, cap
     flush()

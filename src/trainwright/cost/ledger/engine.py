@@ -136,8 +136,10 @@ def _each(change: Callable[..., Any], *values: Any) -> Any:
 
 
 def rank_weights(p: Pieces, slot: Slot) -> Rank:
-    """The weights on a class of ranks. A tied head on a rank without the embedding holds a copy of the table."""
-    copies = slot.head * (1.0 - slot.embedding)
+    """The weights on a class of ranks. A tied head on a rank without the embedding holds a copy of the table; in PyTorch, whose stages are modules of their
+    own, wherever there is a pipeline."""
+    apart = (p.scope.table.pp > 1) & (p.scope.structure.framework in ("fsdp2", "fsdp1", "ddp"))
+    copies = slot.head * np.where(apart, 1.0, 1.0 - slot.embedding)
     ends = p.embedding.scaled(slot.embedding) + p.head.scaled(slot.head) + p.tied_copy.scaled(copies)
     mine = ends + p.mtp.scaled(slot.head)
     layer = nothing(len(p.scope))

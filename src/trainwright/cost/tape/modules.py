@@ -11,7 +11,7 @@ from .checkpoint import checkpoint
 from .chunks import chunked_loss
 from .machine import Parameter, Tensor
 from .math_attention import math_attention
-from .owned import Owned
+from .owned import TABLE_COPY, Owned
 from .sizes import Size
 
 
@@ -85,6 +85,8 @@ class Modules(Owned):
 
     def output_weight(self, op: Op) -> Parameter:
         """The output projection's weight: its own, or the embedding's where tied."""
+        if self.setup.copies_table:
+            return self.root[TABLE_COPY]
         return self.root[(op if op.weights else self.setup.model.embedding.ops[0]).weights[0].name]
 
     def _reduced(self, x: Tensor, width: int) -> Tensor:

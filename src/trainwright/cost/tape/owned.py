@@ -16,6 +16,7 @@ from .setup import Setup, reduces_every_micro_batch
 from .sizes import Size, Symbols, times
 
 ENDS_BEFORE, ENDS_AFTER = -1, 1 << 20
+TABLE_COPY = "copy of the tied table"
 
 
 class Owned:
@@ -54,9 +55,10 @@ class Owned:
         self.root = {}
         for block in ends:
             self.root |= self._parameters(block, ENDS_BEFORE)
-        if stage.last and not stage.first and self.setup.model.tied:
-            table = self.setup.model.embedding.ops[0]
-            self.root |= {w.name: self._parameter(w.name, w, not self.setup.lora, ENDS_BEFORE) for w in table.weights[:1]}
+        if self.setup.copies_table:
+            self.root[TABLE_COPY] = self._parameter(
+                TABLE_COPY, self.setup.model.embedding.ops[0].weights[0], not self.setup.lora, ENDS_BEFORE
+            )
         self.layer_params = [self._parameters(block, i) for i, block in enumerate(self.layers)]
         self.root_group = self._own("root", ENDS_BEFORE, self.root)
         self.layer_groups: list[Group | None] = []
@@ -75,9 +77,9 @@ class Owned:
     def _all_trained(self) -> list[Weight]:
         """Every trained tensor of the stage in order, not only those of the layers that are replayed."""
         model, stage = self.setup.model, self.setup.stage
-        table = model.embedding.ops[0].weights[:1] if model.tied and stage.last and not stage.first and not self.setup.lora else ()
         blocks = [model.embedding] * stage.first + [model.blocks[name] for name in stage.layers] + [model.head] * stage.last
-        return [*(w for block in blocks for w, trained in self.setup.owned(block) if trained), *table]
+        copy = model.embedding.ops[0].weights[:1] if self.setup.copies_table and not self.setup.lora else ()
+        return [*(w for block in blocks for w, trained in self.setup.owned(block) if trained), *copy]
 
     def _parameters(self, block: Block, layer: int) -> dict[str, Parameter]:
         return {w.name: self._parameter(w.name, w, trained, layer) for w, trained in self.setup.owned(block)}
@@ -86,8 +88,8 @@ class Owned:
         p = Parameter(name, self.symbols.local(w), self.setup.types.read, trained, w)
         p.layer = layer
         tables = [op.weights[0] for op in self.setup.model.embedding if op.kind == "embedding"] if self.setup.stage.first else []
-        if self.setup.model.tied and self.setup.stage.last:
-            tables = tables[1:]  # what the head's product and the look-up add up to is laid out as the table is
+        if name == TABLE_COPY or (self.setup.model.tied and self.setup.stage.last and not self.setup.copies_table):
+            tables = tables[1:]  # what the head's product makes, alone or added to the look-up's, is laid out as the table is
         if layer < 0 and self.symbols.splits(w) is not None and any(w is x for x in tables):
             p.grad_elements = self.symbols.one(w.elements)
         return p

@@ -65,6 +65,11 @@ class Setup:
         return self.structure.sharding in ("zero2", "zero3")
 
     @property
+    def copies_table(self) -> bool:
+        """Whether a tied head has a table of its own: pipeline stages are modules of their own, also where both ends stand on one rank."""
+        return self.model.tied and self.stage.last and self.stage.piped
+
+    @property
     def ddp(self) -> bool:
         return self.structure.framework == "ddp"
 

@@ -14,12 +14,10 @@ from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
 from ..table import IntColumn
+from .buckets import add_filled, backward_order
 from .buffers import deepspeed, deepspeed_zero3, megatron, tied_embedding
 from .columns import Case, ceil_div
 from .groups import gathered_bytes, groups
-
-MIB = 2**20
-DDP_BUCKET_BYTES = 25 * MIB  # torch/nn/parallel/distributed.py: bucket_cap_mb
 
 
 def data_parallel(case: Case) -> None:
@@ -66,29 +64,27 @@ def _held_twice(case: Case) -> None:
     if SCHEDULES[case.structure.schedule].placement != "bidirectional":
         return
     expert_shard = case.expert_shard if sharded else shard
-    total = np.zeros_like(case.tp)
-    for block, count in case.stage.blocks(case.model):
-        wanted = case.trainable(block)
-        total = total + count * (_padded(case, wanted, False, shard) // shard + _padded(case, wanted, True, expert_shard) // expert_shard)
-    size = total * case.stored_bytes
+
+    def held(w: Weight) -> IntColumn:
+        cut = expert_shard if case.is_expert(w) else shard
+        return np.asarray(_padded(case, (w,), None, cut) // cut)
+
     pair = np.where(case.table.pp > 1, 2, 1)
     distance = np.abs(case.table.pp - 1 - 2 * case.stage.rank) * case.pipeline_stride
-    case.add_in_buckets("pp", "all_reduce", "reduce", size, DDP_BUCKET_BYTES, 1, pair, distance, "", "gradients of both directions")
+    add_filled(case, "pp", "reduce", backward_order(case, held), pair, distance, "", "gradients of both directions")
 
 
 # --- PyTorch DDP, alone or with ZeroRedundancyOptimizer -------------------------------------------------------------------------
 
 
 def _ddp(case: Case) -> None:
-    """Buckets of 25 MiB in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every
-    tensor, as its owner has stepped it."""
-    rest, experts = (case.total(case.trainable, experts=e) for e in (False, True))
-    bucket = case.number("bucket_cap_mb", DDP_BUCKET_BYTES // MIB, 1) * MIB
-    size = case.stored_bytes
-    total = np.where(case.apart, rest, rest + experts) * size
-    case.add_in_buckets("dp", "all_reduce", "reduce", total, bucket, 1, case.data, case.tp, "backward", "gradient buckets")
-    spread, stride = np.where(case.apart, experts, 0) * size, case.expert_stride
-    case.add_in_buckets("dp", "all_reduce", "reduce", spread, bucket, 1, case.expert_data, stride, "backward", "expert gradient buckets")
+    """Buckets in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every tensor, as its
+    owner has stepped it."""
+    alike = backward_order(case, lambda w: case.local_elements(w) * ~(case.apart & case.is_expert(w)))
+    tied = ([case.tied_copy(case.trainable)], np.ones_like(case.tp))
+    add_filled(case, "dp", "reduce", [tied, *alike], case.data, case.tp, "backward", "gradient buckets")
+    spread = backward_order(case, lambda w: case.local_elements(w) * (case.apart & case.is_expert(w)))
+    add_filled(case, "dp", "reduce", spread, case.expert_data, case.expert_stride, "backward", "expert gradient buckets")
     if case.structure.sharding != "zero1":
         return
     size = case.types.stepped
