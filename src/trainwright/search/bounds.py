@@ -232,7 +232,8 @@ def unsharded(case: Case, structure: Structure, table: PlanTable, layers: Column
     if not _one_copy(case, structure):
         return np.zeros(len(table))
     dense, _ = smallest_layer(case.model)
-    return layers * dense / table.tp * (1 if structure.fp8_params else activation_bytes(case.job.precision))
+    wrapped = (structure.sharding != "none") | (table.dp * table.cp > 1)  # a rank alone is not
+    return wrapped * layers * dense / table.tp * (1 if structure.fp8_params else activation_bytes(case.job.precision))
 
 
 def _one_copy(case: Case, structure: Structure) -> bool:
