@@ -1,7 +1,8 @@
 """How fast this machine is, in seconds: matrix products, attention, memory-bound kernels, the optimizer, collectives. `measure.machine` turns them into laws.
 
 Every rank measures the same thing at the same time, as in training: cores share caches, memory bandwidth and clocks. Times are the shortest of several
-batches of calls, since other programs only ever add; inputs take turns, so that a cache does not hold what training would not leave there.
+batches of calls, since other programs only ever add, or on a CPU the median of batches beside a pulse; inputs take turns, so that a cache does not hold
+what training would not leave there.
 """
 
 from __future__ import annotations
@@ -32,15 +33,21 @@ TOKENS, WIDTHS = (
 )
 GPU_TOKENS, GPU_WIDTHS = (2048, 8192), ((1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192))
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22, 2**24)
+FIRST_BEATS = 200  # two to three seconds
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 
 
 class Clock:
-    """Seconds of a call, on the CPU's clock or the GPU's."""
+    """Seconds of a call, on the CPU's clock or the GPU's. On a CPU those at its fastest pulse: each batch of calls is related to the pulse before it."""
 
     def __init__(self, device: torch.device, batch_s: float, batches: int) -> None:
         self.device, self.batch_s, self.batches = device, batch_s, batches
         self.alone = device.type == "cpu" and torch.get_num_threads() == 1
+        self.pulse = Pulse() if device.type == "cpu" else None
+        self.fastest = min(self._beat() for _ in range(FIRST_BEATS)) if self.pulse else 1.0
+
+    def _beat(self) -> float:
+        return self.pulse.seconds(self.now) if self.pulse else 1.0
 
     def now(self) -> float:
         """A single thread's own time on its core, which other programs do not lengthen, where one thread does all the work; else the wall's."""
@@ -54,13 +61,14 @@ class Clock:
         work()
         once = max(self.now() - start, 1e-7)
         count = max(1, min(10_000, round(self.batch_s / once)))
-        best = float("inf")
+        taken = []
         for _ in range(self.batches):
+            beat = self._beat()
             start = self.now()
             for _ in range(count):
                 work()
-            best = min(best, (self.now() - start) / count)
-        return best
+            taken.append((self.now() - start) / count * self.fastest / beat)
+        return statistics.median(taken) if self.pulse else min(taken)
 
 
 def turns(*made: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
@@ -308,22 +316,6 @@ def overlap(device: torch.device, ranks: int) -> dict[str, float]:
     return {"work_s": timed(lambda: work(8 * products)), "sent_s": sent, "both_s": timed(lambda: sends(8, products))}
 
 
-class Beats:
-    """The machine's pulse while it is measured, taken by all ranks at once between one law and the next; nothing on a GPU."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.found = clock, list[float]()
-        self.pulse = Pulse() if clock.device.type == "cpu" else None
-
-    def take(self, count: int = 6) -> None:
-        dist.barrier()
-        if self.pulse is not None:
-            self.found.append(min(self.pulse.seconds(self.clock.now) for _ in range(count)))
-
-    def middle(self) -> float:
-        return statistics.median(self.found)
-
-
 def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     """All of it; `request`: device, dtypes, thorough."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if request["device"] == "cuda" else torch.device("cpu")
@@ -334,19 +326,17 @@ def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     clock = Clock(device, 0.02 if request["thorough"] else 0.006, 8 if request["thorough"] else 4)
     with joined(folder, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo") as (_, ranks):
         found: dict[str, Any] = {"device": _device(device, ranks, threads), "launch_s": launch(clock)}
-        beats = Beats(clock)
         found["copy_bytes_per_s"] = copies(clock)
         for name, work in (("matmul", products), ("attention", attentions), ("elementwise", memory_bound), ("loss", loss)):
             found[name] = {}
             for dtype in request["dtypes"]:
-                beats.take()
+                dist.barrier()
                 found[name][dtype] = work(clock, DTYPES[dtype])
-        beats.take()
+        dist.barrier()
         found["optimizer"] = optimizer(clock)
         found["collectives"] = collectives(device, ranks, 2**24 if device.type == "cpu" else 2**28) if ranks > 1 else []
         found["overlap"] = overlap(device, ranks)
-        beats.take()
-        found["host"] = measure_host.measure(ranks) | {"pulse_s": beats.middle()} if device.type == "cpu" else {}
+        found["host"] = measure_host.measure(ranks) | {"pulse_s": clock.fastest} if device.type == "cpu" else {}
     return found
 
 

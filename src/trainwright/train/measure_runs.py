@@ -27,7 +27,7 @@ from .data.batches import Batch
 from .device import choose
 from .engines import ENGINES, NATIVE
 from .mesh import Ranks, ranks_of
-from .pulse import Pulse
+from .pulse import BEATS, Pulse
 from .ranks import answer, joined
 from .settings import Settings
 from .step import Trainer
@@ -213,7 +213,7 @@ def _take_turns(layouts: dict[int, Layout], rounds: int, found: list[dict[str, A
         for i, layout in layouts.items():
             if layout.machine.kind == "cpu":
                 pulse = pulse or Pulse()
-                found[i].setdefault("pulse", []).append(slowest(pulse.beat))
+                found[i].setdefault("pulse", []).append(slowest(pulse.beats) / BEATS)
             found[i].setdefault("seconds", []).append(layout.step(2 + r)[1])
     for i, layout in layouts.items():
         found[i]["memory"] = layout.memory()

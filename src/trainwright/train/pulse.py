@@ -1,7 +1,7 @@
 """How fast this machine is right now: a fixed piece of work, the same when it is calibrated and beside every step that is timed later.
 
-A shared machine's cores run at another speed from one minute to the next, and other programs take some of their time. What was measured then tells the
-present only times the ratio of both pulses.
+A shared machine's cores run at another speed from one second to the next (a third more or less was seen), and other programs take some of their time. So
+what is measured is related to the pulse beside it, and told for the fastest one; what is predicted of a step is told for the pulse beside the step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import nn
 
 from .kernels import attend
 
-SEQUENCES, LENGTH, WIDTH, HEADS = 4, 128, 256, 4
+SEQUENCES, LENGTH, WIDTH, HEADS = 1, 128, 256, 4
+BEATS = 40
 
 
 class Pulse:
@@ -36,6 +37,11 @@ class Pulse:
         x.square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def beats(self) -> None:
+        """The work for about as long as a step takes, so that it meets as much of what else the machine does."""
+        for _ in range(BEATS):
+            self.beat()
 
     def seconds(self, now: Callable[[], float]) -> float:
         """Of a beat, on the clock `now`."""
