@@ -224,3 +224,18 @@ def test_nothing_fits_and_what_would() -> None:
     assert len(plans) == 0
     assert plans.suggestion
     assert plans.searched == sum(plans.removed.values())
+
+
+def test_a_rank_alone_without_sharding_is_bound_by_its_16_bit_weights() -> None:
+    """FSDP2 wraps nothing there: neither one fp32 copy nor gradients in the reduced type. Layers so large that no constant hides a gigabyte."""
+    shape = {"hidden_size": 8192, "num_hidden_layers": 20, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672}
+    model = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096, **shape}
+    training = {"seq_len": 2048, "global_batch_size": 6, "gradient_dtype": "bf16", "loss": "fused"}
+    strategy = {"framework": "fsdp2", "sharding": "none", "pp": 2, "dp": 1, "micro_batch_size": 1}
+    task = resolve_task(load({"model": model, "cluster": "2xH100", "training": training, "strategy": strategy}))
+    case = Case(task.model, task.cluster, task.job)
+    space = enumerate_plans(case, task.spec.strategy)
+    for offload in ("none", "optimizer-cpu"):
+        table = space.at(space.table, "full", offload)
+        assert len(table)
+        assert (least_device_bytes(case, table) <= memory(task.model, task.cluster, task.job, table).device_bytes).all()

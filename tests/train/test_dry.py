@@ -81,7 +81,12 @@ READING_DATA: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.slow] if n in ("split loss", "experts", "experts over ranks", "experts with room over ranks", "two copies") else [])
+        pytest.param(
+            n,
+            marks=[pytest.mark.slow]
+            if n in ("split loss", "experts", "experts over ranks", "experts with room over ranks", "two copies")
+            else [],
+        )
         for n in READING_DATA
     ],
 )

@@ -203,6 +203,10 @@ class Estimate:
             row["exposed_s"] += float(time.exposed_seconds[k][i])
         return list(found.values())
 
+    def messages_of(self, rank: int) -> list[Message]:
+        """What the rank at place `rank` of the pipeline sends in a step, columns of one plan."""
+        return traffic(self.model, self.cluster, self.job, self.table.plans.take(np.array([self.index])), np.array([rank]))
+
     def sent_by(self, rank: int, least_bytes: int = 0) -> dict[tuple[str, str], tuple[int, int]]:
         """{(axis, collective): (bytes, calls)} of a step of one rank at place `rank` of its pipeline, as this project's trainer runs the plan: it sums a
         replicated gradient once, whatever optimizer reads it. All data axes are ``dp``; what goes over all ranks is ``world``, but for a pipeline's."""

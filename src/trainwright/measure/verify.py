@@ -105,12 +105,12 @@ class Verification:
             yield Row("pipeline rank of the peak", "rank", memory["pipeline_rank"], m.rank)
 
     def _messages(self) -> Iterator[Row]:
-        """By mesh axis and collective; those between pipeline stages are no collectives."""
+        """By mesh axis and collective, of the pipeline rank that was measured; those between pipeline stages are no collectives."""
         predicted: dict[tuple[str, str], list[int]] = {}
         measured: dict[tuple[str, str], list[int]] = {}
-        for entry in self.estimate.communication():
-            if _axis(entry["group"]) != "pp":
-                _add(predicted, (_axis(entry["group"]), entry["collective"]), entry["bytes_per_rank"], entry["count"])
+        for message in self.estimate.messages_of(self.measurement.rank):
+            if _axis(message.axis) != "pp" and (calls := int(message.calls[0])):
+                _add(predicted, (_axis(message.axis), message.collective), calls * int(message.bytes_per_call[0]), calls)
         for sent in (m for m in self.measurement.messages if m.collective != "send_recv"):
             _add(measured, (_axis(sent.group), sent.collective), sent.payload_bytes, sent.count)
         for key in sorted({*predicted, *measured}):

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ..cost.memory import on_tape, saved_by_layer
 from ..cost.table import Column, PlanTable, merged
+from ..frameworks import FRAMEWORKS
+from ..frameworks.dtypes import dtypes
 from ..schedules import SCHEDULES
 from ..sharding import SHARDINGS
 from ..spec.model import ModelSpec
@@ -189,10 +191,11 @@ def states(case: Case, structure: Structure, table: PlanTable, layers: Column, p
     dense, experts = parameters or smallest_layer(case.model)
     if job.method == "qlora":
         return np.zeros(len(table))
-    weight = activation_bytes(job.precision) if job.method == "full" or job.precision != "fp32" else 2
-    if _one_copy(case, structure):
-        weight = 4  # the shards; gathered copies are left out
-        splits = splits if structure.sharding == "none" else {**splits, "parameters": "dp_shard"}
+    weight: Column | float = activation_bytes(job.precision) if job.method == "full" or job.precision != "fp32" else 2
+    one_copy = _one_copy(case, structure, table)
+    weight = np.where(one_copy, 4.0, weight)  # the shards; gathered copies are left out
+    if one_copy.any() and structure.sharding != "none":
+        splits = {**splits, "parameters": "dp_shard"}
     optimizer = OPTIMIZERS[job.optimizer]
     kept = 0.0
     if job.method == "full" and not structure.offload.startswith("optimizer") and not optimizer.pageable and not optimizer.factored:
@@ -220,8 +223,8 @@ def gradients(case: Case, structure: Structure, table: PlanTable, layers: Column
     shards = np.maximum(table.dp_shard * table.cp, 1) if "gradients" in splits else np.ones(len(table))
     moved = structure.offload.startswith(("optimizer", "params"))
     each = (0 if moved else min(activation_bytes(job.precision), DTYPE_BYTES[job.gradient_dtype])) / shards
-    if _one_copy(case, structure) and ("gradients" in splits or not structure.offload.startswith("params")):
-        kept = (table.pp > 1) & (table.accumulation > 1)
+    if "gradients" in splits or not structure.offload.startswith("params"):
+        kept = (table.pp > 1) & (table.accumulation > 1) & _one_copy(case, structure, table)
         each = np.maximum(each, np.where(kept, DTYPE_BYTES[job.gradient_dtype], 0))
     return layers * dense / table.tp * each
 
@@ -229,18 +232,19 @@ def gradients(case: Case, structure: Structure, table: PlanTable, layers: Column
 def unsharded(case: Case, structure: Structure, table: PlanTable, layers: Column) -> Column:
     """Parameters of a rank's dense layers as FSDP2 gathers them. ZeRO-2 keeps them from the forward pass on; a pipeline stage keeps what a backward
     pass gathered, except of the last one (torch/distributed/pipelining/stage.py)."""
-    if not _one_copy(case, structure):
-        return np.zeros(len(table))
     dense, _ = smallest_layer(case.model)
-    wrapped = (structure.sharding != "none") | (table.dp * table.cp > 1)  # a rank alone is not
-    return wrapped * layers * dense / table.tp * (1 if structure.fp8_params else activation_bytes(case.job.precision))
+    each = 1 if structure.fp8_params else activation_bytes(case.job.precision)
+    return _one_copy(case, structure, table) * layers * dense / table.tp * each
 
 
-def _one_copy(case: Case, structure: Structure) -> bool:
-    """FSDP2 with mixed precision: parameters are fp32, without masters beside them."""
-    job = case.job
-    wide = job.master_weights == "fp32" and not job.autocast and job.precision != "fp32"
-    return structure.framework == "fsdp2" and job.method == "full" and wide
+def _one_copy(case: Case, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
+    """Where FSDP2 wraps with mixed precision: parameters are fp32, without masters beside them. A rank alone that shards nothing is not wrapped."""
+    job, framework = case.job, FRAMEWORKS[structure.framework]
+    alone = table.dp * table.cp == 1
+    each = [
+        structure.framework == "fsdp2" and job.method == "full" and dtypes(framework, job, structure, alone=a).mixed for a in (False, True)
+    ]
+    return np.where(alone, each[1], each[0])
 
 
 def logits(case: Case, structure: Structure, table: PlanTable) -> Column:

@@ -70,12 +70,13 @@ def copies(scope: Scope, rank: Rank, made: bool) -> Copies:
     c, source = scope.c * made, "torch.autocast"
     s = scope.structure
     again = s.recompute == "full" or (s.recompute == "selective" and not s.recompute_modules)
+    cached = not s.compile and scope.job.method == "full"  # of leaves that want gradients alone; what is frozen is copied anew
     tied = rank.root.trained * rank.slot.head if scope.model.tied else 0.0
     every = c * (rank.held.products + tied)
     root, layer = c * (rank.root.products + tied), c * rank.layer.products
     name, part = "16-bit copies of weights", "communication_buffers"
     return Copies(
-        item(name, part, (every - root) * (again and not s.compile), f"{scope.c} x products of layers", source),
+        item(name, part, (every - root) * (again and cached), f"{scope.c} x products of layers", source),
         item(name, part, root if again else every, f"{scope.c} x products", source),
         item(name, part, layer, f"{scope.c} x products of a layer", source),
     )

@@ -27,7 +27,7 @@ class Held:
     """Elements on one rank, as columns. `trained` dense / expert weights have gradients and states; `frozen` and `quantized` have none.
 
     `matrices` counts elements of trained tensors with two dimensions or more, `factors` the rows + columns of those, `products` elements of
-    linear weights, `tensors` the trained tensors.
+    linear weights that are not quantized, `tensors` the trained tensors.
     """
 
     trained: Column
@@ -98,7 +98,7 @@ def held(block: Block, scope: Scope, kernels: Kernels, *, ends: bool = False) ->
             elements = local_elements(weight, scope)
             matrix = len(weight.shape) >= 2
             product = op.kind in ("linear", "grouped_linear") and matrix
-            if product:
+            if product and (method != "qlora" or ends):
                 columns["products"] += elements
             if method == "full":
                 columns["trained_expert" if weight.ep_dim is not None else "trained"] += elements
