@@ -156,12 +156,14 @@ def measure(layout: str, rounds: int, steps: int, layers: int, timeout_s: float 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("layouts", nargs="*", choices=[*LAYOUTS, []], default=list(LAYOUTS))
+    parser.add_argument("layouts", nargs="*", metavar="|".join(LAYOUTS), help="all where none is named")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--layers", type=int, default=MODEL["num_hidden_layers"])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if unknown := set(given.layouts) - set(LAYOUTS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(LAYOUTS)}")
     rows = {}
     for layout in given.layouts or LAYOUTS:
         rows[layout] = row = measure(layout, given.rounds, given.steps, given.layers)
