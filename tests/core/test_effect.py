@@ -79,7 +79,7 @@ def test_gradients_of_ddp_are_those_of_its_weights() -> None:
     assert tw.estimate(autocast).to_dict()["spec"]["training"]["gradient_dtype"] == "fp32"
     _, said = answer("ddp", **{"training.gradient_dtype": "fp32"})
     assert [line for line in said if "gradient_dtype" in line] == [
-        "training.gradient_dtype: fp32 has no effect with PyTorch DDP here, whose gradients are reduced in the 16 bits of the weights"
+        "training.gradient_dtype: fp32 has no effect with PyTorch DDP here, whose gradients are reduced in bf16"
     ]
 
 
@@ -96,3 +96,12 @@ def test_a_search_says_it_too() -> None:
         {"model": MODEL, "cluster": "2xH100", "training": {"optimizer_in_backward": True}, "strategy": {"framework": "deepspeed"}}, top=1
     )
     assert any(line.startswith("training.optimizer_in_backward:") for line in plans.warnings)
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("bf16", "fp16"), ("fp16", "bf16")])
+def test_sixteen_bits_are_not_all_alike(precision: str, wanted: str) -> None:
+    """As many bytes, but not what DDP reduces."""
+    _, said = answer("ddp", **{"training.precision": precision, "training.gradient_dtype": wanted})
+    assert f"training.gradient_dtype: {wanted} has no effect with PyTorch DDP here, whose gradients are reduced in {precision}" in said
+    _, own = answer("ddp", **{"training.precision": precision, "training.gradient_dtype": precision})
+    assert not [line for line in own if "gradient_dtype" in line]

@@ -45,9 +45,7 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
-    reduces_own_type: bool = (
-        False  # gradients come and are reduced in a type that `gradient_dtype` sets under mixed precision alone, or never
-    )
+    reduces_own_type: bool = False  # gradients have the type of the weights; `gradient_dtype` sets another under mixed precision alone
     autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
     saves_parallel: SaveRules | None = None

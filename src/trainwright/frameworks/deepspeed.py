@@ -43,7 +43,7 @@ FRAMEWORK = Framework(
         selective="core_attn",
         host_s_per_kernel=((0.0, 88e-6), (2023.5, 28e-6)),
         # a fetch and its release: 0.43 to 0.55 ms a weight and pass on a slow shared core (DeepSpeed 0.19.8, torch 2.13, 24 layers of eight weights, beside
-        # ZeRO-1; 2026-11-30), which a server's core runs in two thirds
+        # ZeRO-1; 2026-11-30); a server's core is taken to need two thirds of it, which nobody measured
         host_s_per_gather=3e-4,
         micro_batch_s=0.002,
         overlaps_dp_since=2022.0,

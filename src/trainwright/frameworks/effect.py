@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..spec.job import TrainingJob
-from ..spec.precision import DTYPE_BYTES
+from ..spec.precision import activation_dtype
 from ..spec.run import RunSpec, TrainingSection
 from .base import Framework
 from .dtypes import Dtypes
@@ -24,7 +24,7 @@ def without_effect(spec: RunSpec, framework: Framework, job: TrainingJob, types:
     }
     asked = {k: v for k, v in said.items() if v != defaults.get(k) and (v not in NEUTRAL or k == "strategy.reshard_root")}
     found = [*_of_framework(asked, framework, gpus), *_alone(asked, spec, job, moe)]
-    if (nearest := _gradients(asked, framework, types)) is not None:
+    if (nearest := _gradients(asked, framework, job, types)) is not None:
         found.append(("training.gradient_dtype", f"with {framework.title} here, whose gradients are reduced in {nearest}"))
     return tuple(f"{key}: {_word(said.get(key))} has no effect {why}" for key, why in found)
 
@@ -53,13 +53,13 @@ def _alone(asked: dict[str, Any], spec: RunSpec, job: TrainingJob, moe: bool) ->
             yield key, why
 
 
-def _gradients(asked: dict[str, Any], framework: Framework, types: Dtypes) -> str | None:
+def _gradients(asked: dict[str, Any], framework: Framework, job: TrainingJob, types: Dtypes) -> str | None:
     """The type that gradients are reduced in where another was asked for and a wrapper of PyTorch has no other; a default is no wish."""
     wanted = asked.get("training.gradient_dtype")
-    own = framework.defaults.get("gradient_dtype")
-    if wanted is None or wanted == own or not framework.memory.reduces_own_type or DTYPE_BYTES[wanted] == types.reduced:
+    if wanted is None or wanted == framework.defaults.get("gradient_dtype") or not framework.memory.reduces_own_type:
         return None
-    return "fp32" if types.reduced == 4 else "the 16 bits of the weights"
+    reduced = job.gradient_dtype if types.mixed else "fp32" if types.reduced == 4 else activation_dtype(job.precision)
+    return None if wanted == reduced else reduced
 
 
 def _word(value: Any) -> str:

@@ -164,9 +164,8 @@ class Trainer:
         call, part, total = self.calls[0], self.parts[0], torch.zeros((), device=self.ranks.machine.device)
         pieces = self.micro_batches(batch)
         s = self.run.plan.structure
-        no_sync = (
-            FRAMEWORKS[s.framework].memory.puts_off(self.run.model.family, s) or s.sharding == "none"
-        )  # whole gradients are held either way
+        # without sharding whole gradients are held either way
+        no_sync = s.sharding == "none" or FRAMEWORKS[s.framework].memory.puts_off(self.run.model.family, s)
         for i, piece in enumerate(pieces):
             last = i == len(pieces) - 1
             with contextlib.ExitStack() as around:
