@@ -26,7 +26,7 @@ from .items import POOLS, Happening, Item, item, sum_of
 from .pytorch import accounts
 from .ranks import Slot, classes, in_flight, slots
 from .scope import Scope, add_up
-from .weights import Held, held, largest_weight, nothing
+from .weights import Held, held, largest_weight, nothing, table_copies
 
 MOMENTS = ("after load", "end of forward", "loss backward", "first block backward", "end of backward", "optimizer step")
 PHASE_OF_MOMENT = np.array([PHASES.index(x) for x in ("load", "forward", "backward", "backward", "backward", "optimizer")])
@@ -136,11 +136,8 @@ def _each(change: Callable[..., Any], *values: Any) -> Any:
 
 
 def rank_weights(p: Pieces, slot: Slot) -> Rank:
-    """The weights on a class of ranks. A tied head on a rank without the embedding holds a copy of the table; in PyTorch, whose stages are modules of their
-    own, wherever there is a pipeline."""
-    apart = (p.scope.table.pp > 1) & (p.scope.structure.framework in ("fsdp2", "fsdp1", "ddp"))
-    copies = slot.head * np.where(apart, 1.0, 1.0 - slot.embedding)
-    ends = p.embedding.scaled(slot.embedding) + p.head.scaled(slot.head) + p.tied_copy.scaled(copies)
+    """The weights on a class of ranks."""
+    ends = p.embedding.scaled(slot.embedding) + p.head.scaled(slot.head) + p.tied_copy.scaled(table_copies(p.scope, slot))
     mine = ends + p.mtp.scaled(slot.head)
     layer = nothing(len(p.scope))
     for name, count in slot.layers.items():

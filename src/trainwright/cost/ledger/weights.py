@@ -137,10 +137,17 @@ def _factors(op: Op, scope: Scope) -> tuple[Column, Column]:
     return scope.job.lora_rank * inputs * copies, scope.job.lora_rank * outputs * copies
 
 
+def table_copies(scope: Scope, slot: Slot) -> Column:
+    """Tables that a tied head holds beside the embedding's: one on a rank without the embedding; in PyTorch, whose stages are modules of their own, wherever
+    there is a pipeline."""
+    apart = (scope.pp > 1) & (scope.structure.framework in ("fsdp2", "fsdp1", "ddp"))
+    return slot.head * np.where(apart, 1.0, 1.0 - slot.embedding)
+
+
 def dealt(scope: Scope, slot: Slot) -> Column:
     """Trained elements of the tensors that ZeroRedundancyOptimizer gives rank 0: whole tensors, as tensor parallelism leaves them, dealt over the ranks."""
     model = scope.model
-    copied = slot.head * (1.0 - slot.embedding) if model.tied else 0.0 * slot.head
+    copied = table_copies(scope, slot) * model.tied
     counts = [
         *((model.blocks[name], count) for name, count in slot.layers.items()),
         (model.embedding, slot.embedding + copied),
