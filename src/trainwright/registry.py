@@ -46,7 +46,8 @@ class Registry(Mapping[str, Any]):
         return table
 
     def __getitem__(self, name: str) -> Any:
-        return self._entries[self._aliases[_plain(name)]]
+        found = self._entries.get(name)  # asked ten thousand times a search, nearly always by the name itself
+        return self._entries[self._aliases[_plain(name)]] if found is None else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

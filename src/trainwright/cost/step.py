@@ -28,7 +28,7 @@ from .message import Message
 from .once import offload_seconds
 from .pieces import Pieces, pieces
 from .pipeline_time import Stages, bound, replayed, schedule_of, stages_of
-from .table import Column, PlanTable, merged
+from .table import Column, PlanTable, different, merged
 from .terms import Term, terms
 
 PARTS = ("compute", "recompute", "tp_comm", "dp_comm", "pp_comm", "cp_comm", "ep_comm", "bubble", "optimizer", "offload", "other")
@@ -279,7 +279,7 @@ def _replay(p: Pieces, span: Span, structure: Structure, stages: Stages, rows: N
         part[0] += p.embedding[ends][rows]
         part[-1] += p.head[ends][rows]
     seconds[0] += p.per_micro_batch[rows] / chunks
-    for m in np.unique(p.table.accumulation[rows]).tolist():
+    for m in different(p.table.accumulation[rows]).tolist():
         at = np.flatnonzero(p.table.accumulation[rows] == m)
         here, sent = rows[at], p.p2p_s[rows[at]]
         sending = np.flatnonzero(sent)  # once more without messages, beside the rest

@@ -163,7 +163,9 @@ def order_nodes(first: Ints, needs: Ints, table: ActionTable | None = None, row:
     bounds = np.concatenate([[0], np.cumsum(np.bincount(level[:n]))]) if n else np.zeros(1, np.int64)
     previous = np.arange(-1, n - 1)
     previous[first[:-1][np.diff(first) > 0]] = n
-    return Order(sequence, place, tuple(np.unique(bounds).tolist()), place[previous[sequence]], place[needs[sequence]], lanes)
+    return Order(
+        sequence, place, tuple(bounds[np.diff(bounds, prepend=-1) > 0].tolist()), place[previous[sequence]], place[needs[sequence]], lanes
+    )
 
 
 def _levels_wide(first: Ints, needs: Ints) -> Ints:

@@ -95,7 +95,9 @@ def state(nodes: Nodes, cut: np.ndarray) -> np.ndarray:
     late = np.flatnonzero(~inside[:-1])
     waited = nodes.needs[late].ravel()
     last = nodes.first[:-1] + cut - 1
-    return np.unique(np.concatenate([last[cut > 0], waited[inside[waited]]]))
+    found = np.zeros(len(nodes) + 1, bool)
+    found[last[cut > 0]] = found[waited[inside[waited]]] = True
+    return np.flatnonzero(found)
 
 
 def _repeats(nodes: Nodes, longer: Nodes, cut: np.ndarray, length: np.ndarray, g: int) -> bool:

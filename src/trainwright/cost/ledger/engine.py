@@ -18,7 +18,7 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..distinct import distinct
 from ..memory_table import PARTS, PHASES, MemoryTable, concatenate
-from ..table import Column, IntColumn, PlanTable
+from ..table import Column, IntColumn, PlanTable, different
 from .accounts import Offloaded, Rank, offload, paged
 from .activations import BlockBytes, LossBytes, block_bytes, block_input_bytes, block_kept, by_kernels, embedding_masks, loss_bytes
 from .detail import SAVED, LedgerDetail
@@ -268,7 +268,7 @@ def memory_rows(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, struct
     worst = worst[np.searchsorted(owner[worst], np.arange(n))]
     moment = totals[:, worst].argmax(axis=0)
     parts = {part: np.zeros(n) for part in PARTS}
-    for k in np.unique(moment):
+    for k in different(moment):
         for part, column in found[k].parts(len(owner)).items():
             parts[part] = np.where(moment == k, column[worst], parts[part])
     phases = {name: np.max([t for t, h in zip(totals, found) if h.phase == name], axis=0) for name in PHASES}

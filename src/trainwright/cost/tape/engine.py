@@ -15,7 +15,7 @@ from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, PHASES, STATES, MemoryTable, scatter
-from ..table import PlanTable
+from ..table import PlanTable, different
 from .detail import Detail
 from .pipeline import Rank, ranks
 from .program import FEW, Pattern, Program, make, pattern
@@ -69,7 +69,7 @@ def variants(model: ModelSpec, structure: Structure, table: PlanTable) -> Iterat
         -(-model.kv_heads // table.tp) == 1 if structure.attention != "flash" and model.kv_heads < model.heads else never,
     )
     code = sum((f.astype(np.int64) << i for i, f in enumerate(flags)), np.minimum(table.cp, MOST) << len(flags))
-    for value in np.unique(code):
+    for value in different(code):
         tensor, data, batched, single_kv = (bool(value >> i & 1) for i in range(len(flags)))
         yield Variant(tensor, data, batched, single_kv, int(value >> len(flags))), np.flatnonzero(code == value)
 
@@ -187,7 +187,7 @@ def _on_rank(
             phases[name] = live[at].max(axis=0)
     moment = live.argmax(axis=0)
     breakdown = np.zeros((len(PARTS), n), dtype=np.int64)
-    for m in np.unique(moment):
+    for m in different(moment):
         at = np.flatnonzero(moment == m)
         part = product(found.base[m], sizes[:, at]) + more[at] * product(found.slope[m], sizes[:, at])
         breakdown[:, at] = part + kept[found.others[m]][:, at]

@@ -18,7 +18,7 @@ from ...schedules.replay import in_flight
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..ledger.ranks import places
-from ..table import IntColumn, PlanTable
+from ..table import IntColumn, PlanTable, different
 from .program import FEW, Pattern, pattern
 from .setup import Stage
 
@@ -57,7 +57,7 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
     stages: dict[tuple[Stage, Pattern, int, bool], Stage] = {}
     for plans, rows in table.by_structure():
         key: IntColumn = table.pp[rows] << 20 | table.virtual_stages[rows]
-        for value in np.unique(key):
+        for value in different(key):
             some, pp, virtual = rows[key == value], int(value >> 20), int(value & 0xFFFFF)
             seen: Counter[tuple[Stage, Pattern]] = Counter()
             for number, stage, shape, repeats in _stages(
