@@ -78,7 +78,7 @@ def measure(framework: str) -> list[Figure]:
         Figure("whole search, first call", cold, most_s=2.0),
         Figure("whole search, again", best_of(lambda: search(task.model, task.cluster, task.job, said), 3), most_s=2.0),
         Figure("enumerate and judge by rules", best_of(lambda: enumerate_plans(case, said), 3), space.searched),
-        Figure("lower bound of memory", best_of(lambda: price.least(table), 3), plans),
+        Figure("lower bound of memory", best_of(lambda: price.bounds(table).least(table.structures, np.arange(plans)), 3), plans),
         Figure("time, screen", best_of(lambda: price.screen(table), 3), plans),
         Figure("memory, to the byte", best_of(lambda: price.need(table), 3), plans),
         Figure("time and memory together", best_of(both, 3), plans, least_per_s=300_000),

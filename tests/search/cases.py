@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainwright.cost.table import Column, PlanTable
 from trainwright.models import build_model
-from trainwright.search.pricing import Equations, Need
+from trainwright.search.pricing import Equations, Least, Need
 from trainwright.search.rules import Case
 from trainwright.spec.cluster import ClusterSpec, GpuSpec
 from trainwright.spec.job import TrainingJob
 from trainwright.spec.model import ModelSpec
+from trainwright.spec.plan import Structure
 from trainwright.spec.run import StrategySection
 
 H100 = GpuSpec(
@@ -87,6 +89,17 @@ def strategy(**fields: object) -> StrategySection:
 
 
 @dataclass(frozen=True)
+class FakeBounds:
+    """Four fifths of what is needed."""
+
+    pricing: Equations
+    table: PlanTable
+
+    def least(self, structures: tuple[Structure, ...], rows: NDArray[np.intp]) -> Column:
+        return 0.8 * self.pricing.need(replace(self.table.take(rows), structures=structures)).device
+
+
+@dataclass(frozen=True)
 class Fake(Equations):
     """Round numbers with the right directions: more shards, recomputation and offload need less memory; the last two cost time; `screen` <= `exact`.
 
@@ -109,8 +122,8 @@ class Fake(Equations):
         host = np.where(moved > 0, self.state / (table.tp * table.pp) * 8, 0)
         return Need((states + activations + 1e9).astype(np.int64), host.astype(np.int64), np.zeros(len(table), np.int64))
 
-    def least(self, table: PlanTable) -> Column:
-        return 0.8 * self.need(table).device
+    def bounds(self, table: PlanTable) -> Least:
+        return FakeBounds(self, table)
 
     def outline(self, table: PlanTable) -> Mapping[str, Column]:
         return {"step": np.zeros(len(table))}

@@ -81,7 +81,8 @@ def saved_by_layer(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, tab
     for structure, rows in merged(table, partial(_saves_alike, most)).by_structure():
         for engine, some in by_engine(kinds, job, structure, table, rows):
             part = table.take(some)
-            first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp])
+            several = ((part.pp > 1).astype(np.int64), (part.dp * part.cp > 1).astype(np.int64))  # whether there are, not how many
+            first, where = distinct([part.micro_batch_size, part.tp, part.cp, part.ep, part.etp, *several])
             found[:, some] = engine.saved_by_layer(kinds, cluster, job, structure, part.take(first))[:, where]
     order = [_unwindowed(block) for block, _ in kinds.counts]
     return found[[order.index(_unwindowed(block)) for block, _ in model.counts]]

@@ -1,7 +1,8 @@
 """The least that a step can take, for a whole space at once: kernels and traffic inside layers, and the pipeline's span around them.
 
-Both depend on little (micro-batch, tp, cp, ep, etp, sequence parallelism, recomputation), so they are priced once for each different combination. Left out:
-data-parallel traffic, messages between stages; of the optimizer what the most sharded plan pays.
+Kernels depend on little (micro-batch, tp, cp, ep, etp, sequence parallelism, recomputation), spans on the pipeline besides; neither on how data parallelism
+is split. Each is priced once for each different combination. Left out: data-parallel traffic, messages between stages; of the optimizer what the most sharded
+plan pays.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .step import Settings, bounds, jitter
 from .table import Column, PlanTable, merged
 from .traffic import inside_layers, traffic
 
+LAYER = ("micro_batch_size", "tp", "cp", "ep", "etp")  # the numbers that a layer's kernels depend on
 KEEPS = 1.0 - 1e-9  # of a second: sums in another order
 
 
@@ -34,19 +36,23 @@ def outline(
     many nodes; and never below it the `window` (kernels of one micro-batch) behind which activations may move.
     """
     settings = (settings or Settings()).on(cluster, job)
-    inner = merged(table, _inside)
-    first, where = distinct((inner.structure, inner.micro_batch_size, inner.tp, inner.cp, inner.ep, inner.etp))
+    piped = merged(table, _piped)
+    first, of = distinct([piped.structure, *(getattr(table, n) for n in (*LAYER, "pp", "virtual_stages", "accumulation"))])
+    spans = piped.take(first)
+    inner = merged(spans, _inside)
+    first, where = distinct([inner.structure, *(getattr(inner, n) for n in LAYER)])
     one = np.ones(len(first), dtype=np.int64)
     few = replace(inner.take(first), dp_replicate=one, dp_shard=one, pp=one, virtual_stages=one)
     p = _layers(model, cluster, job, few, settings)
-    whole = _spread(p, table, where, cluster)
+    whole = _spread(p, spans, where, cluster)
+    inside, each = bounds(model, whole, spans).makespan * KEEPS, where[of]
     owned = _owned_share(model, table) * KEEPS
     return {
-        "inside": bounds(model, whole, table).makespan * KEEPS,
-        "optimizer": p.optimizer_s[where] * owned,
-        "window": p.window_s[where] * _largest_share(model, table) / KEEPS,
-        "owned": p.owned[where] * owned,
-        "jitter": jitter(whole, settings),
+        "inside": inside[of],
+        "optimizer": p.optimizer_s[each] * owned,
+        "window": p.window_s[each] * _largest_share(model, table) / KEEPS,
+        "owned": p.owned[each] * owned,
+        "jitter": jitter(whole, settings)[of],
     }
 
 
@@ -92,6 +98,12 @@ def _largest_share(model: ModelSpec, table: PlanTable) -> Column:
     """Of all layers' kernels at most so much runs on one pipeline rank; all of them where layers differ."""
     most = -(-(model.num_layers + 2) // (table.pp * table.virtual_stages)) * table.virtual_stages
     return np.minimum(most / model.num_layers, 1.0) if len(model.counts) == 1 else np.ones(len(table))
+
+
+@lru_cache(maxsize=4096)
+def _piped(s: Structure) -> Structure:
+    """What a pipeline's span depends on, data parallelism left out."""
+    return replace(s, sharding="none", offload="none")
 
 
 @lru_cache(maxsize=4096)

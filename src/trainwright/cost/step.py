@@ -202,7 +202,7 @@ def screen_of_parts(
     settings = (settings or Settings()).on(cluster, job)
     law, m = settings.constants, table.accumulation.astype(float)
     optimizer, offload = parts["optimizer"].copy(), np.zeros(len(table))
-    for structure, rows in table.by_structure():
+    for structure, rows in merged(table, _offload_alone).by_structure():
         kind = structure.offload
         if kind == "none":
             continue
@@ -212,6 +212,11 @@ def screen_of_parts(
             optimizer[rows] = 0.0
     inside = parts["inside"] + optimizer + offload + law["step"]["floor_s"]
     return np.asarray(inside * (1.0 + parts["jitter"]) * settings.factor)
+
+
+@lru_cache(maxsize=4096)
+def _offload_alone(s: Structure) -> Structure:
+    return Structure(offload=s.offload)
 
 
 def exact(

@@ -7,12 +7,13 @@ the bound refuses never fit, and most plans that do not fit are refused by it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cost.distinct import distinct
 from ..cost.memory import on_tape, saved_by_layer
 from ..cost.table import Column, PlanTable, merged
 from ..frameworks import FRAMEWORKS
@@ -29,45 +30,135 @@ LOSS_COPIES = 2  # log-softmax, and its gradient
 
 
 def least_device_bytes(case: Case, table: PlanTable) -> Column:
-    """Bytes of a card that every plan needs at least; float, one entry a plan.
+    """Bytes of a card that every plan needs at least; float, one entry a plan."""
+    return Bounds(case, table).least(table.structures, np.arange(len(table)))
 
-    The largest of what a rank holds after its forward passes, at the loss, and once gradients exist. Where weights and gradients alone are too much for
-    the card, activations are left out.
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a table's plans, and of the same plans with another recomputation and offload.
+
+    The largest of what a rank holds after its forward passes, at the loss, and once gradients exist. Most of it depends neither on the schedule nor on the
+    stages: it is computed once for each of the few shapes of plans, and where a shape alone is too much for the card the rest is left out.
     """
-    places = places_of(case, table)
-    found = _least(case, table, places.first, None)
-    rows = np.flatnonzero(found <= case.cluster.gpu.capacity_bytes)
-    if len(rows):
-        part = table.take(rows)
-        kept = saved_by_layer(case.model, case.cluster, case.job, part)
-        found[rows] = _least(case, part, places.take(rows), (kept, recomputed(case, part)))
-    return found
+
+    case: Case
+    table: PlanTable
+
+    @cached_property
+    def shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """(a plan of each shape, the shape of each plan)."""
+        return distinct([merged(self.table, _unscheduled).structure, self.table.dp, *(getattr(self.table, name) for name in SHAPE)])
+
+    @cached_property
+    def places(self) -> Places:
+        return places_of(self.case, self.table)
+
+    def least(self, structures: tuple[Structure, ...], rows: NDArray[np.intp]) -> Column:
+        """Of these rows, each with the structure that stands here in place of the table's own."""
+        first, shape = self.shapes
+        there = np.zeros(len(first), dtype=bool)
+        there[shape[rows]] = True
+        shape = (np.cumsum(there) - 1)[shape[rows]]  # among those that are there
+        capacity = self.case.cluster.gpu.capacity_bytes
+        few = Shapes.of(self.case, replace(self.table.take(first[there]), structures=structures), capacity)
+        found = few.least[shape]
+        left = np.flatnonzero(found <= capacity)
+        if len(left):
+            found[left] = np.maximum(found[left], few.take(shape[left]).on(self.places.take(rows[left])))
+        return found
 
 
-def _least(case: Case, table: PlanTable, places: Places, kept: tuple[NDArray[np.float64], Column] | None) -> Column:
-    """`least_device_bytes` of these places; `kept`: what layers of each kind save between forward and backward, and what one saves while it is recomputed."""
-    found = np.zeros(len(table))
-    count = np.array([n for _, n in case.model.counts], dtype=float)
-    for structure, rows in merged(table, _unscheduled).by_structure():
+SHAPE = ("tp", "pp", "cp", "dp_shard", "ep", "etp", "micro_batch_size", "accumulation")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Columns, one entry a shape of plans.
+
+    `least`: bytes of the whole plan. `mean` layers stand on some rank. Bytes of one layer: what a rank has `owned`, what FSDP2 has `gathered` and what of it
+    `stays` after the forward pass, `gradients`, `saved` for backward by each of `group` layers. Bytes of a plan: `loss`, the `head`'s of a micro-batch in
+    flight, a layer that is recomputed `again`, `received` from a neighbor; of all ranks' mean, states (`heaviest`) and what they save (`kept`).
+    `micro_batches` of a step, 0 outside of pipelines.
+    """
+
+    least: Column
+    mean: Column
+    owned: Column
+    gathered: Column
+    stays: Column
+    gradients: Column
+    saved: Column
+    group: Column
+    loss: Column
+    head: Column
+    again: Column
+    received: Column
+    heaviest: Column
+    kept: Column
+    micro_batches: Column
+
+    @classmethod
+    def of(cls, case: Case, table: PlanTable, capacity: float) -> Shapes:
+        """Of one plan of each shape; what is saved is left out where the rest is above `capacity` bytes."""
+        found = cls(**{f.name: np.zeros(len(table)) for f in fields(cls)})
+        found.mean[:] = case.layers / table.pp
+        found.micro_batches[:] = np.where(table.pp > 1, table.accumulation, 0)
+        for structure, rows in merged(table, _unscheduled).by_structure():
+            found._fill(case, structure, table.take(rows), rows)
+        several = np.where(found.micro_batches > 1, found.gathered, 0.0)
+        found.least[:] = np.maximum(found.mean * (found.owned + found.gradients + several), found.heaviest)
+        found._save(case, table, np.flatnonzero(found.least <= capacity))
+        return found
+
+    def _fill(self, case: Case, structure: Structure, part: PlanTable, rows: NDArray[np.intp]) -> None:
+        one = np.ones(len(part))
+        self.owned[rows] = states(case, structure, part, one)
+        self.gathered[rows] = unsharded(case, structure, part, one)
+        self.gradients[rows] = gradients(case, structure, part, one)
+        self.heaviest[rows] = states(case, structure, part, one / part.pp, whole_model(case.model))
+        self.stays[rows] = 0.0 if "parameters" in SHARDINGS[structure.sharding].splits else self.gathered[rows]
+        self.loss[rows] = logits(case, structure, part)
+        self.received[rows] = received(case, structure, part)
+        self.group[rows] = structure.recompute_every if structure.recompute == "full" and structure.recompute_every > 1 else 1
+        if structure.framework == "fsdp2" and structure.offload != "activations-cpu":  # log-softmax of every micro-batch in flight
+            self.head[rows] = np.where(on_tape(case.model, case.job, structure, part), self.loss[rows] / LOSS_COPIES, 0.0)
+
+    def _save(self, case: Case, table: PlanTable, rows: NDArray[np.intp]) -> None:
+        """What layers save for backward, of these rows."""
+        stay = np.array([s.offload != "activations-cpu" for s in table.structures], dtype=bool)
+        rows = rows[stay[table.structure[rows]]]
+        if not len(rows):
+            return
         part = table.take(rows)
-        mean = case.layers / part.pp  # some rank has so many layers
-        fullest = states(case, structure, part, mean)
-        heaviest = states(case, structure, part, 1 / part.pp, whole_model(case.model))  # of a rank, on average
-        several = (part.pp > 1) & (part.accumulation > 1)
-        later = fullest + gradients(case, structure, part, mean) + np.where(several, unsharded(case, structure, part, mean), 0.0)
-        found[rows] = np.maximum(later, heaviest)
-        each, again = np.zeros((len(count), len(rows))), np.zeros(len(rows))
-        if kept is not None and structure.offload != "activations-cpu":
-            each, again = kept[0][:, rows], kept[1][rows]
-        saved: Column = each.min(axis=0)
-        found[rows] = np.maximum(found[rows], _of_ranks(case, structure, part, places.take(rows), saved, again).max(axis=0))
-        if kept is not None:
-            flying = np.minimum(places.flying[0], places.flying[-1])[rows]
-            found[rows] = np.maximum(found[rows], fullest + saved * groups(structure, np.ceil(mean)) * flying)
-            # the mean over ranks, where each layer is a group
-            alone = structure.recompute != "full" or structure.recompute_every <= 1
-            found[rows] = np.maximum(found[rows], heaviest + alone * (count @ each) / part.pp * flying)
-    return found
+        each = saved_by_layer(case.model, case.cluster, case.job, part)
+        count = np.array([n for _, n in case.model.counts], dtype=float)
+        self.saved[rows], self.again[rows] = each.min(axis=0), recomputed(case, part)
+        self.kept[rows] = np.where(self.group[rows] == 1, count @ each / part.pp, 0.0)  # where each layer is a group
+        self.least[:] = np.maximum(self.least, self._in_flight(1.0))
+
+    def _in_flight(self, flying: Column | float) -> Column:
+        """What some rank, and the mean of all, needs for so many micro-batches."""
+        some = self.mean * self.owned + self.saved * np.floor(np.ceil(self.mean) / self.group) * flying
+        return np.maximum(some, self.heaviest + self.kept * flying)
+
+    def take(self, rows: NDArray[np.intp]) -> Shapes:
+        return Shapes(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def on(self, place: Places) -> Column:
+        """What ranks need when their forward passes end, and when a backward pass does; entries are plans now."""
+        layers, flying, several = place.layers, place.flying, self.micro_batches > 1
+        one = self.saved * np.floor(layers / self.group) + np.where(place.head & (self.saved > 0), self.head, 0.0)
+        first = (
+            layers * (self.owned + self.stays) + one * flying + np.maximum(np.where(self.micro_batches == 0, self.loss, 0.0), self.again)
+        )
+        ends = layers * (self.owned + self.gradients)
+        # where every micro-batch of the step is in flight there are no gradients yet
+        others = one * np.where(flying < self.micro_batches, flying, flying - 1)
+        inside = np.where(several, layers * self.gathered + others + self.again, 0.0)
+        last = np.where(several & place.head, self.loss + layers * self.stays, 0.0)
+        most = np.maximum(first, ends + np.maximum(inside, last)) + self.received * place.neighbors
+        return np.maximum(np.where(place.there, most, 0.0).max(axis=0), self._in_flight(np.minimum(flying[0], flying[-1])))
 
 
 @lru_cache(maxsize=4096)
@@ -94,11 +185,6 @@ class Places:
     def take(self, rows: NDArray[np.intp]) -> Places:
         return Places(self.layers[:, rows], self.flying[:, rows], self.neighbors[:, rows], self.head[:, rows], self.there[:, rows])
 
-    @property
-    def first(self) -> Places:
-        """The first rank alone."""
-        return Places(self.layers[:1], self.flying[:1], self.neighbors[:1], self.head[:1], self.there[:1])
-
 
 RANKS = np.array([[0], [1], [-1]])  # the first, the second where it is no end, the last
 FIRST, LAST = RANKS == 0, RANKS < 0
@@ -119,23 +205,6 @@ def places_of(case: Case, table: PlanTable) -> Places:
         np.where(LAST, loop, FIRST & ~loop),
         FIRST | (loop & (table.pp >= np.where(LAST, 2, 3))),
     )
-
-
-def _of_ranks(case: Case, structure: Structure, part: PlanTable, place: Places, saved: Column, again: Column) -> NDArray[np.float64]:
-    """What ranks need when their forward passes end, and when a backward pass does. `saved`: bytes of a layer; `again`: of a layer that is recomputed."""
-    layers, flying = place.layers, place.flying
-    owned, gathered = states(case, structure, part, layers), unsharded(case, structure, part, layers)
-    whole, loss = gradients(case, structure, part, layers), logits(case, structure, part)
-    one = saved * groups(structure, layers)
-    several = (part.pp > 1) & (part.accumulation > 1)
-    if structure.framework == "fsdp2" and saved.any():  # log-softmax of every micro-batch in flight
-        one = one + np.where(place.head & on_tape(case.model, case.job, structure, part), loss / LOSS_COPIES, 0.0)
-    stays = np.zeros(len(part)) if "parameters" in SHARDINGS[structure.sharding].splits else gathered
-    first = owned + stays + one * flying + np.maximum(np.where(part.pp == 1, loss, 0.0), again)
-    # where every micro-batch of the step is in flight there are no gradients yet
-    inside = owned + whole + np.where(several, gathered + one * np.where(flying < part.accumulation, flying, flying - 1) + again, 0.0)
-    last = owned + whole + np.where(several & place.head, loss + stays, 0.0)
-    return np.where(place.there, np.max([first, inside, last], axis=0) + received(case, structure, part) * place.neighbors, 0.0)
 
 
 def received(case: Case, structure: Structure, table: PlanTable) -> Column:

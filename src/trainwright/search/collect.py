@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.table import Column, IntColumn, PlanTable
-from .pricing import Pricing, fits
+from .pricing import Least, Pricing, fits
 from .rules import Case, Rule
 from .space import WITHOUT_SP, Space, allows_structure
 
@@ -99,6 +99,11 @@ class Collector:
     kept: Kept = field(default_factory=Kept)
 
     @cached_property
+    def bounds(self) -> Least:
+        """Of what every row needs, at any level."""
+        return self.pricing.bounds(self.space.table)
+
+    @cached_property
     def levels(self) -> list[Level]:
         """By offload, then by recomputation: what adds nothing first."""
         found, n = [], len(self.space.table)
@@ -152,11 +157,11 @@ class Collector:
             return rows
         ahead = np.flatnonzero(level.open & (level.least == 0))  # asked once: a call costs as much as some ten thousand rows
         new = ahead if len(ahead) <= AHEAD else new
-        table = level.table.take(new)
-        level.least[new] = self.pricing.least(table)
+        level.least[new] = self.bounds.least(level.table.structures, new)
         level.open[new] = may_fit = self._may_fit(level.least[new])
         if level.offload == "activations-cpu" and may_fit.any():  # what it moves is dear to find out
-            new, table = new[may_fit], table.take(may_fit)
+            new = new[may_fit]
+            table = level.table.take(new)
             outline = {name: column[new] for name, column in level.outline.items()}
             level.bound[new] = np.maximum(level.bound[new], self.pricing.at_least(outline, table))
         return rows[level.open[rows] & (level.bound[rows] <= limit)]
@@ -202,7 +207,7 @@ class Collector:
             seconds = self.pricing.outlined(self.pricing.outline(table), table)
             table, seconds = table.take(seconds <= limit), seconds[seconds <= limit]
             self.kept.credit(WITHOUT_SP, -len(table))
-        may_fit = self._may_fit(self.pricing.least(table) if len(table) else np.zeros(0))
+        may_fit = self._may_fit(self.pricing.bounds(table).least(table.structures, np.arange(len(table))))
         if may_fit.any():
             self._keep(table.take(may_fit), seconds[may_fit])
 

@@ -15,7 +15,7 @@ from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
-from .bounds import least_device_bytes, least_moved_bytes
+from .bounds import Bounds, least_moved_bytes
 from .rules import Case
 
 GB = 10**9
@@ -30,14 +30,21 @@ class Need:
     nvme: IntColumn
 
 
+class Least(Protocol):
+    """What plans of a table need of a card at least."""
+
+    def least(self, structures: tuple[Structure, ...], rows: NDArray[np.intp]) -> Column:
+        """Bytes, of these rows, each with the structure that stands here in place of the table's own."""
+
+
 class Pricing(Protocol):
-    """The equations for one model, cluster and job. `screen` never exceeds `exact`, `least` never exceeds ``need(...).device``,
+    """The equations for one model, cluster and job. `screen` never exceeds `exact`, `bounds(...).least` never exceeds ``need(...).device``,
     `outlined` never exceeds `at_least`, which knows what activation offload moves, and that never exceeds `screen`.
 
     `need` is exact up to `limit` bytes of a card; of a plan beyond it may say less than it needs, but never less than the limit.
     `outline` are columns that do not depend on offload."""
 
-    def least(self, table: PlanTable) -> Column: ...
+    def bounds(self, table: PlanTable) -> Least: ...
 
     def outline(self, table: PlanTable) -> Mapping[str, Column]: ...
 
@@ -74,8 +81,8 @@ class Equations:
     job: TrainingJob
     factor: float = 1.0  # a calibrated profile's, on every step time
 
-    def least(self, table: PlanTable) -> Column:
-        return least_device_bytes(Case(self.model, self.cluster, self.job), table)
+    def bounds(self, table: PlanTable) -> Least:
+        return Bounds(Case(self.model, self.cluster, self.job), table)
 
     def outline(self, table: PlanTable) -> Mapping[str, Column]:
         from ..cost.outline import outline

@@ -21,6 +21,7 @@ from .sizes import Symbol
 from .step import ENDS_AFTER, Step
 
 FEW = 4
+BLOCK = 32  # moments that are compared with each other at once
 ORDER = ("load", "forward", "autocast", "backward", "reduce", "finish", "optimizer", "square roots")  # segments of a step
 PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # their PHASES
 AMONG_OTHERS, AFTER_LAST, ALONE = range(3)  # which other micro-batches of a pipeline rank are in flight at a moment: see `pipeline.Rank`
@@ -195,12 +196,15 @@ def _frontier(live: Matrix, slope: Matrix, places: list[Place], size: int) -> li
 def _undominated(values: Matrix, rows: list[int]) -> list[int]:
     some = values[rows]
     some = some[:, some.any(axis=0)]
-    order = np.argsort(-some.sum(axis=1), kind="stable")
-    kept: list[int] = []
-    front = np.empty_like(some)
-    for i in order:
-        n = len(kept)
-        if not n or not (front[:n] >= some[i]).all(axis=1).any():
-            front[n] = some[i]
-            kept.append(rows[int(i)])
-    return kept
+    order = np.argsort(-some.sum(axis=1), kind="stable")  # no row is dominated by a later one, but for equals
+    kept = np.zeros(0, dtype=np.intp)
+    for start in range(0, len(order), BLOCK):
+        block = order[start : start + BLOCK]
+        block = block[~_above(some[kept], some[block]).any(axis=0)]
+        kept = np.concatenate([kept, block[~np.triu(_above(some[block], some[block]), 1).any(axis=0)]])
+    return [rows[i] for i in kept.tolist()]
+
+
+def _above(a: Matrix, b: Matrix) -> NDArray[np.bool_]:
+    """[rows of a, rows of b] whether a row of `a` is nowhere below one of `b`."""
+    return np.asarray((a[:, None] >= b[None]).all(axis=2))

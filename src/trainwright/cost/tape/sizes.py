@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ def ceil_div(a: IntColumn | int, b: IntColumn) -> IntColumn:
     return -(-a // b)
 
 
+@lru_cache(maxsize=4096)
 def times(size: Size, factor: int) -> Size:
     return size if factor == 1 else tuple((s, c * factor) for s, c in size)
 
