@@ -55,6 +55,10 @@ class PlanTable:
         """The rows of an index or mask, with the same structures."""
         return PlanTable(self.structures, self.structure[rows], **{n: getattr(self, n)[rows] for n in NUMBERS})
 
+    def used(self) -> PlanTable:
+        """The same rows, without structures that have none."""
+        return PlanTable.concatenate([self])
+
     def plan(self, i: int) -> ParallelPlan:
         return ParallelPlan(self.structures[self.structure[i]], **{n: int(getattr(self, n)[i]) for n in NUMBERS})
 

@@ -61,7 +61,8 @@ class Bounds:
         there[shape[rows]] = True
         shape = (np.cumsum(there) - 1)[shape[rows]]  # among those that are there
         capacity = self.case.cluster.gpu.capacity_bytes
-        few = Shapes.of(self.case, replace(self.table.take(first[there]), structures=structures), capacity)
+        plans = merged(replace(self.table.take(first[there]), structures=structures), _unscheduled)
+        few = Shapes.of(self.case, plans, capacity)
         found = few.least[shape]
         left = np.flatnonzero(found <= capacity)
         if len(left):
@@ -100,11 +101,11 @@ class Shapes:
 
     @classmethod
     def of(cls, case: Case, table: PlanTable, capacity: float) -> Shapes:
-        """Of one plan of each shape; what is saved is left out where the rest is above `capacity` bytes."""
+        """Of one plan of each shape, on any schedule; what is saved is left out where the rest is above `capacity` bytes."""
         found = cls(**{f.name: np.zeros(len(table)) for f in fields(cls)})
         found.mean[:] = case.layers / table.pp
         found.micro_batches[:] = np.where(table.pp > 1, table.accumulation, 0)
-        for structure, rows in merged(table, _unscheduled).by_structure():
+        for structure, rows in table.by_structure():
             found._fill(case, structure, table.take(rows), rows)
         several = np.where(found.micro_batches > 1, found.gathered, 0.0)
         found.least[:] = np.maximum(found.mean * (found.owned + found.gradients + several), found.heaviest)

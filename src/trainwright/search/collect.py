@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.table import Column, IntColumn, PlanTable
+from ..spec.plan import Structure
 from .pricing import Least, Pricing, fits
 from .rules import Case, Rule
 from .space import WITHOUT_SP, Space, allows_structure
@@ -128,7 +129,7 @@ class Collector:
             rows = rows[(level.bound[rows] <= limit) & ~self._dominated(level)[rows]]  # by what was priced just now
             if len(rows):
                 level.open[rows] = False
-                level.fit[rows] = self._keep(level.table.take(rows), level.bound[rows])
+                level.fit[rows] = self._keep(level.table.take(rows).used(), level.bound[rows])
         return min(len(times), most)
 
     def nearest(self, count: int) -> float:
@@ -175,7 +176,15 @@ class Collector:
         return found
 
     def _legal(self, table: PlanTable) -> NDArray[np.bool_]:
-        good = np.array([all(allows_structure(self.case, rule, s) for rule in self.late) for s in table.structures], dtype=bool)
+        known: dict[tuple[object, ...], bool] = {}  # most structures differ in what no rule reads
+
+        def allowed(rule: Rule, s: Structure) -> bool:
+            key = (rule.name, *(getattr(s, field, None) for field in rule.reads))
+            if key not in known:
+                known[key] = allows_structure(self.case, rule, s)
+            return known[key]
+
+        good = np.array([all(allowed(rule, s) for rule in self.late) for s in table.structures], dtype=bool)
         return good[table.structure] if len(table) else np.zeros(0, dtype=bool)
 
     def _may_fit(self, least: Column) -> NDArray[np.bool_]:
