@@ -16,12 +16,12 @@ import numpy as np
 from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
-from ..spec.plan import Structure
+from ..spec.plan import NUMBERS, Structure
 from .distinct import distinct
 from .layer import BlockTime
 from .message import Message
 from .pieces import Pieces, pieces
-from .step import Settings, bounds, jitter
+from .step import Settings, alike, bounds, jitter, spans_alike
 from .table import Column, PlanTable, merged
 from .traffic import inside_layers, traffic
 
@@ -53,6 +53,30 @@ def outline(
         "window": p.window_s[each] * _largest_share(model, table) / KEEPS,
         "owned": p.owned[each] * owned,
         "jitter": jitter(whole, settings)[of],
+    }
+
+
+def screened(
+    model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, settings: Settings | None = None
+) -> dict[str, Column]:
+    """What `step.screen_of_parts` adds up for plans that offload nothing, every term of a step among it: seconds `inside` (the pipeline and data-parallel
+    traffic), of the `optimizer` and of the `window`, parameters `owned`, the `jitter` of many nodes. Plans that differ in their schedule alone are priced once
+    but for the pipeline's span.
+    """
+    settings = (settings or Settings()).on(cluster, job)
+    plain, kinds = alike(table), spans_alike(table)
+    first, where = distinct([plain.structure, *(getattr(table, n) for n in NUMBERS)])  # in the order of structures: each is a slice
+    few = plain.take(first)
+    p = pieces(model, cluster, job, few, traffic(model, cluster, job, few), settings.constants, settings.rules, False)
+    first, of = distinct([where, kinds.structure])
+    spans = table.take(first)
+    inside = bounds(model, _spread(p, spans, where[first], cluster), spans).makespan[of]
+    return {
+        "inside": inside + p.data_s[where],
+        "optimizer": p.optimizer_s[where],
+        "window": p.window_s[where],
+        "owned": p.owned[where],
+        "jitter": jitter(p, settings)[where],
     }
 
 

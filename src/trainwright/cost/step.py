@@ -141,7 +141,7 @@ def _alike(s: Structure) -> Structure:
     return replace(s, schedule="zb-v" if SCHEDULES[s.schedule].placement == "v" else "1f1b")
 
 
-def _spans_alike(table: PlanTable) -> PlanTable:
+def spans_alike(table: PlanTable) -> PlanTable:
     """The table with structures whose `bound` is the same as one."""
     return merged(table, _span_alike)
 
@@ -173,32 +173,16 @@ def screen(
 
 def bounds(model: ModelSpec, p: Pieces, table: PlanTable) -> Span:
     span = _empty(p)
-    for structure, stages, rows in _groups(model, _spans_alike(table)):
+    for structure, stages, rows in _groups(model, spans_alike(table)):
         _bound(p, span, structure, stages, rows)
     return span
-
-
-def screen_parts(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: TrainingJob,
-    table: PlanTable,
-    messages: Sequence[Message],
-    settings: Settings | None = None,
-) -> dict[str, Column]:
-    """What `screen_of_parts` adds up for plans that offload nothing: seconds `inside` (the pipeline and data-parallel traffic), of the `optimizer` and of the
-    `window` (kernels of one micro-batch), the parameters `owned`, the `jitter` of many nodes. `messages` are those of ``alike(table)``."""
-    settings = (settings or Settings()).on(cluster, job)
-    p = pieces(model, cluster, job, alike(table), messages, settings.constants, settings.rules, detail=False)
-    inside = bounds(model, p, table).makespan + p.data_s
-    return {"inside": inside, "optimizer": p.optimizer_s, "window": p.window_s, "owned": p.owned, "jitter": jitter(p, settings)}
 
 
 def screen_of_parts(
     parts: Mapping[str, Column], cluster: ClusterSpec, job: TrainingJob, table: PlanTable, saved: Column, settings: Settings | None = None
 ) -> Column:
-    """The screened step of plans with the offload that `table` says, from their `screen_parts`; `saved` bytes of a micro-batch go to the host where activations
-    do. Never falls when `saved` grows."""
+    """The screened step of plans with the offload that `table` says, from their `outline.screened`; `saved` bytes of a micro-batch go to the host where
+    activations do. Never falls when `saved` grows."""
     settings = (settings or Settings()).on(cluster, job)
     law, m = settings.constants, table.accumulation.astype(float)
     optimizer, offload = parts["optimizer"].copy(), np.zeros(len(table))
@@ -334,4 +318,4 @@ def _breakdown(p: Pieces, span: Span, settings: Settings) -> dict[str, Column]:
     return {name: parts[name] * settings.factor for name in PARTS}
 
 
-__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "bounds", "exact", "jitter", "screen", "screen_of_parts", "screen_parts"]
+__all__ = ["PARTS", "Settings", "Term", "TimeTable", "alike", "bounds", "exact", "jitter", "screen", "screen_of_parts"]

@@ -60,13 +60,6 @@ class Pricing(Protocol):
         """Seconds of a step, and the parts that they are the sum of."""
 
 
-def _back(column: Column, order: NDArray[np.intp]) -> Column:
-    """A column of rows that were taken in `order`, in theirs."""
-    found = np.empty_like(column)
-    found[order] = column
-    return found
-
-
 @lru_cache(maxsize=4096)
 def _stays(s: Structure) -> Structure:
     return replace(s, offload="none")
@@ -110,14 +103,11 @@ class Equations:
     def screen(self, table: PlanTable) -> Column:
         """Plans that differ in offload only are priced once."""
         from ..cost.once import saved_bytes
-        from ..cost.step import alike, screen_of_parts, screen_parts
-        from ..cost.traffic import traffic
+        from ..cost.outline import screened
+        from ..cost.step import screen_of_parts
 
         made = (self.model, self.cluster, self.job)
-        stays = merged(table, _stays)
-        together = np.argsort(alike(stays).structure, kind="stable")  # rows that are priced at once as slices, which copy nothing
-        priced = stays.take(together)
-        parts = {k: _back(c, together) for k, c in screen_parts(*made, priced, traffic(*made, alike(priced))).items()}
+        parts = screened(*made, merged(table, _stays))
         saved = np.zeros(len(table))
         moves = np.flatnonzero(np.array([s.offload == "activations-cpu" for s in table.structures], dtype=bool)[table.structure])
         if len(moves):
