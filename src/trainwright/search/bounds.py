@@ -7,7 +7,7 @@ the bound refuses never fit, and most plans that do not fit are refused by it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -83,21 +83,23 @@ def _schedule_alone(s: Structure) -> Structure:
 @dataclass(frozen=True)
 class Places:
     """Ranks of each plan's pipeline, [ranks, plans], at least: `layers` that stand there, micro-batches `flying` whose activations it holds at once (in units
-    of all of its layers; 1 where no closed form is known), `neighbors` that send to it, whether it has the head, and whether a plan has such a rank at all."""
+    of all of its layers; 1 where no closed form is known) and `losses` that it does, `neighbors` that send to it, whether it has the head, and whether a plan
+    has such a rank at all."""
 
     layers: NDArray[np.float64]
     flying: NDArray[np.float64]
+    losses: NDArray[np.float64]
     neighbors: NDArray[np.float64]
     head: NDArray[np.bool_]
     there: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.intp]) -> Places:
-        return Places(self.layers[:, rows], self.flying[:, rows], self.neighbors[:, rows], self.head[:, rows], self.there[:, rows])
+        return Places(*(getattr(self, f.name)[:, rows] for f in fields(self)))
 
     @property
     def first(self) -> Places:
         """The first rank alone."""
-        return Places(self.layers[:1], self.flying[:1], self.neighbors[:1], self.head[:1], self.there[:1])
+        return Places(*(getattr(self, f.name)[:1] for f in fields(self)))
 
 
 RANKS = np.array([[0], [1], [-1]])  # the first, the second where it is no end, the last
@@ -112,11 +114,14 @@ def places_of(case: Case, table: PlanTable) -> Places:
     more = np.where(FIRST, -(-larger // table.pp), larger // table.pp)  # stages one layer larger come first
     slots = chunk * table.virtual_stages + np.where(loop, more - (FIRST | LAST), -2)  # the ends take one each
     layers = np.where(table.pp == 1, case.layers, np.maximum(slots, 0))
+    flying, losses = in_flight(table)
+    head = np.where(LAST, loop, FIRST & ~loop)
     return Places(
         np.where(given, 0, layers).astype(float),
-        in_flight(table),
+        flying,
+        losses * head,
         np.where(loop & (table.pp > 1), np.where(FIRST | LAST, 1.0, 2.0), 0.0),
-        np.where(LAST, loop, FIRST & ~loop),
+        head,
         FIRST | (loop & (table.pp >= np.where(LAST, 2, 3))),
     )
 
@@ -128,12 +133,14 @@ def _of_ranks(case: Case, structure: Structure, part: PlanTable, place: Places, 
     whole, loss = gradients(case, structure, part, layers), logits(case, structure, part)
     one = saved * groups(structure, layers)
     several = (part.pp > 1) & (part.accumulation > 1)
-    if structure.framework == "fsdp2" and saved.any():  # log-softmax of every micro-batch in flight
-        one = one + np.where(place.head & on_tape(case.model, case.job, structure, part), loss / LOSS_COPIES, 0.0)
+    kept: Column | float = 0.0
+    if structure.framework == "fsdp2" and saved.any():  # log-softmax of every micro-batch whose loss is in flight
+        kept = np.where(on_tape(case.model, case.job, structure, part), loss / LOSS_COPIES, 0.0)
     stays = np.zeros(len(part)) if "parameters" in SHARDINGS[structure.sharding].splits else gathered
-    first = owned + stays + one * flying + np.maximum(np.where(part.pp == 1, loss, 0.0), again)
+    first = owned + stays + one * flying + kept * place.losses + np.maximum(np.where(part.pp == 1, loss, 0.0), again)
     # where every micro-batch of the step is in flight there are no gradients yet
-    inside = owned + whole + np.where(several, gathered + one * np.where(flying < part.accumulation, flying, flying - 1) + again, 0.0)
+    fewer, less = flying - (flying >= part.accumulation), place.losses - (place.losses >= part.accumulation) * place.head
+    inside = owned + whole + np.where(several, gathered + one * fewer + kept * less + again, 0.0)
     last = owned + whole + np.where(several & place.head, loss + stays, 0.0)
     return np.where(place.there, np.max([first, inside, last], axis=0) + received(case, structure, part) * place.neighbors, 0.0)
 
@@ -267,13 +274,16 @@ def recomputed(case: Case, table: PlanTable) -> Column:
     return found
 
 
-def in_flight(table: PlanTable) -> NDArray[np.float64]:
-    """[`RANKS`, plans] micro-batches whose activations a rank holds at once, at least, in units of all of its layers; 1 where no closed form is known."""
-    found = np.ones((len(RANKS), len(table)))
+def in_flight(table: PlanTable) -> tuple[NDArray[np.float64], Column]:
+    """[`RANKS`, plans] micro-batches whose activations a rank holds at once, at least, in units of all of its layers, and how many losses are held where
+    the head stands; 1 where no closed form is known."""
+    found, losses = np.ones((len(RANKS), len(table))), np.ones(len(table))
     for structure, rows in merged(table, _schedule_alone).by_structure():
         schedule, pp, m = SCHEDULES[structure.schedule], table.pp[rows], table.accumulation[rows]
         if schedule.in_flight is None or not (pp > 1).any():
             continue
         flying = schedule.in_flight(pp, m, table.virtual_stages[rows], np.where(LAST, pp - 1, np.minimum(RANKS, pp - 1)))
         found[:, rows] = np.where(pp > 1, np.maximum(flying, 1.0), 1.0)
-    return found
+        if schedule.ends is not None:
+            losses[rows] = np.where(pp > 1, schedule.ends(pp, m, table.virtual_stages[rows])[2], 1.0)
+    return found, losses
