@@ -54,9 +54,9 @@ def _alone(asked: dict[str, Any], spec: RunSpec, job: TrainingJob, moe: bool) ->
 
 
 def _gradients(asked: dict[str, Any], framework: Framework, job: TrainingJob, types: Dtypes) -> str | None:
-    """The type that gradients are reduced in where another was asked for and a wrapper of PyTorch has no other; a default is no wish."""
+    """The type that gradients are reduced in where another was asked for and the framework has no other; a default is no wish."""
     wanted = asked.get("training.gradient_dtype")
-    if wanted is None or wanted == framework.defaults.get("gradient_dtype") or not framework.memory.reduces_own_type:
+    if wanted is None or wanted == framework.defaults.get("gradient_dtype") or framework.memory.reduces == "any":
         return None
     reduced = job.gradient_dtype if types.mixed else "fp32" if types.reduced == 4 else activation_dtype(job.precision)
     return None if wanted == reduced else reduced
