@@ -66,6 +66,13 @@ def test_every_key_changes_something_or_is_said_not_to(framework: str) -> None:
     assert not silent
 
 
+def test_one_reason_is_enough() -> None:
+    _, said = answer("megatron", **{"training.precision": "fp32", "training.gradient_dtype": "fp32", "training.autocast": True})
+    assert [line for line in said if "autocast" in line] == [
+        "training.autocast: true has no effect with Megatron-Core, which casts the weights itself"
+    ]
+
+
 def test_a_framework_says_why() -> None:
     _, said = answer("megatron", **{"training.loss": "chunked", "training.autocast": True})
     assert "training.loss: chunked has no effect with Megatron-Core, which splits the loss over the vocabulary" in said
@@ -129,3 +136,18 @@ def test_deepspeed_adds_up_in_another_type_with_zero_alone() -> None:
     assert narrow["memory"]["states"]["gradients"] == pytest.approx(whole["memory"]["states"]["gradients"] / 2, rel=0.01)
     with pytest.raises(SpecError, match=r"DeepSpeed has fp32 gradients of fp32 weights without ZeRO, not bf16"):
         answer("deepspeed", **asked, **{"strategy.sharding": "none"})
+
+
+@pytest.mark.parametrize("framework", sorted(name for name, f in FRAMEWORKS.items() if f.memory.autocasts))
+def test_autocast_needs_a_narrower_format_and_has_its_own_say_on_weights(framework: str) -> None:
+    """In fp32 there is nothing to cast to; in 16 bits weights are fp32 whatever is said of masters."""
+    wide = {"training.precision": "fp32", "training.gradient_dtype": "fp32"}
+    before, _ = answer(framework, **wide)
+    after, said = answer(framework, **wide, **{"training.autocast": True})
+    assert after == before
+    assert "training.autocast: true has no effect in training.precision fp32" in said
+    before, said = answer(framework, **{"training.autocast": True})
+    assert not [line for line in said if "master_weights" in line or "training.autocast" in line]
+    after, said = answer(framework, **{"training.autocast": True, "training.master_weights": "none"})
+    assert after == before
+    assert "training.master_weights: none has no effect with training.autocast, whose weights are fp32" in said
