@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import trainwright as tw
+from trainwright.errors import SpecError
 from trainwright.frameworks import FRAMEWORKS
 
 MODEL = {
@@ -65,6 +66,13 @@ def test_every_key_changes_something_or_is_said_not_to(framework: str) -> None:
     assert not silent
 
 
+def test_one_reason_is_enough() -> None:
+    _, said = answer("megatron", **{"training.precision": "fp32", "training.gradient_dtype": "fp32", "training.autocast": True})
+    assert [line for line in said if "autocast" in line] == [
+        "training.autocast: true has no effect with Megatron-Core, which casts the weights itself"
+    ]
+
+
 def test_a_framework_says_why() -> None:
     _, said = answer("megatron", **{"training.loss": "chunked", "training.autocast": True})
     assert "training.loss: chunked has no effect with Megatron-Core, which splits the loss over the vocabulary" in said
@@ -105,3 +113,41 @@ def test_sixteen_bits_are_not_all_alike(precision: str, wanted: str) -> None:
     assert f"training.gradient_dtype: {wanted} has no effect with PyTorch DDP here, whose gradients are reduced in {precision}" in said
     _, own = answer("ddp", **{"training.precision": precision, "training.gradient_dtype": precision})
     assert not [line for line in own if "gradient_dtype" in line]
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted", "there"), [("fp32", "bf16", "fp32"), ("fp16", "bf16", "fp16"), ("bf16", "bf16", None), ("fp16", "fp32", None)]
+)
+def test_gradients_of_megatron_are_fp32_or_those_of_its_weights(precision: str, wanted: str, there: str | None) -> None:
+    """Its buffer is of the parameters' type unless it sums in fp32: no 16-bit gradients of fp32 weights."""
+    found, said = answer("megatron", **{"training.precision": precision, "training.gradient_dtype": wanted})
+    line = f"training.gradient_dtype: {wanted} has no effect with Megatron-Core here, whose gradients are reduced in {there}"
+    assert [x for x in said if "gradient_dtype" in x] == ([] if there is None else [line])
+    parameters = found["memory"]["states"]["parameters"] / (4 if precision == "fp32" else 2)
+    assert found["memory"]["states"]["gradients"] == pytest.approx(parameters * (4 if "fp32" in (precision, wanted) else 2), rel=0.01)
+
+
+def test_deepspeed_adds_up_in_another_type_with_zero_alone() -> None:
+    """Its engine refuses the mix where no ZeRO optimizer accumulates; with one, a sum in half the bytes is a saving."""
+    asked = {"training.precision": "fp32", "training.gradient_dtype": "bf16"}
+    narrow, said = answer("deepspeed", **asked, **{"strategy.sharding": "zero2"})
+    whole, _ = answer("deepspeed", **asked | {"training.gradient_dtype": "fp32"}, **{"strategy.sharding": "zero2"})
+    assert not [x for x in said if "gradient_dtype" in x]
+    assert narrow["memory"]["states"]["gradients"] == pytest.approx(whole["memory"]["states"]["gradients"] / 2, rel=0.01)
+    with pytest.raises(SpecError, match=r"DeepSpeed has fp32 gradients of fp32 weights without ZeRO, not bf16"):
+        answer("deepspeed", **asked, **{"strategy.sharding": "none"})
+
+
+@pytest.mark.parametrize("framework", sorted(name for name, f in FRAMEWORKS.items() if f.memory.autocasts))
+def test_autocast_needs_a_narrower_format_and_has_its_own_say_on_weights(framework: str) -> None:
+    """In fp32 there is nothing to cast to; in 16 bits weights are fp32 whatever is said of masters."""
+    wide = {"training.precision": "fp32", "training.gradient_dtype": "fp32"}
+    before, _ = answer(framework, **wide)
+    after, said = answer(framework, **wide, **{"training.autocast": True})
+    assert after == before
+    assert "training.autocast: true has no effect in training.precision fp32" in said
+    before, said = answer(framework, **{"training.autocast": True})
+    assert not [line for line in said if "master_weights" in line or "training.autocast" in line]
+    after, said = answer(framework, **{"training.autocast": True, "training.master_weights": "none"})
+    assert after == before
+    assert "training.master_weights: none has no effect with training.autocast, whose weights are fp32" in said

@@ -9,6 +9,8 @@ import pytest
 from ledger_runs import A100, cluster, job
 
 import trainwright as tw
+from trainwright.api import load
+from trainwright.cost import ledger, tape
 from trainwright.cost.ledger.ranks import places
 from trainwright.cost.memory import memory, one_window
 from trainwright.cost.memory_table import MemoryTable
@@ -16,8 +18,12 @@ from trainwright.cost.stages import layers_of_rank, layers_per_stage
 from trainwright.cost.table import PlanTable
 from trainwright.cost.traffic.columns import _profile
 from trainwright.models import build_model
+from trainwright.resolve import resolve_task
 from trainwright.schedules import SCHEDULES
-from trainwright.schedules.replay import in_flight
+from trainwright.schedules.replay import ends_in_flight, in_flight
+from trainwright.search.bounds import least_device_bytes
+from trainwright.search.rules import Case
+from trainwright.search.space import enumerate_plans
 from trainwright.spec.model import ModelSpec
 from trainwright.spec.plan import ParallelPlan, Structure
 
@@ -27,6 +33,7 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 GEMMA = {"model_type": "gemma3_text", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 14, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "sliding_window": 64, "sliding_window_pattern": 6}  # fmt: skip
+ENGINES = {"tape": tape, "ledger": ledger}
 OFFLOADS = ("none", "optimizer-cpu", "params-cpu", "activations-cpu")
 
 
@@ -133,3 +140,37 @@ def test_both_tables_of_a_tied_model_are_dealt() -> None:
         spec = {"model": model, "cluster": "4xH100", "training": training, "strategy": strategy}
         found.append(tw.estimate(spec).to_dict()["memory"]["states"]["optimizer"])
     assert found[1] == pytest.approx(found[0], abs=1024)  # step counters
+
+
+WIDE = LLAMA | {"vocab_size": 128_256, "num_hidden_layers": 6}  # most of a micro-batch is its logits
+
+
+@pytest.mark.parametrize("engine", ["tape", "ledger"])
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_logits_of_a_chunk_with_the_head(name: str, engine: str) -> None:
+    """They are kept for as many micro-batches as that chunk has in flight, not for as many as its rank: with one stage a rank or with two. The log-softmax
+    goes with the input gradient; the gradient of the logits, of half its size, waits for that of the weight."""
+    entry, model, work = SCHEDULES[name], build_model(WIDE), job(512)
+    layout = {"pp": 2, "accumulation": 8, "micro_batch_size": 1}
+    plans = [ParallelPlan(Structure("fsdp2", schedule=s), virtual_stages=SCHEDULES[s].default_chunks, **layout) for s in ("1f1b", name)]
+    one, found = (ENGINES[engine].memory_rows(model, cluster(A100), work, p.structure, PlanTable.from_plans([p])) for p in plans)
+    ends = ends_in_flight(name, 2, entry.default_chunks, 8)
+    logits = 4 * 512 * 128_256
+    others = (float(ends.loss) - 1) * logits + float(ends.last - 1) * logits / 2
+    assert found.breakdown["logits"][0] - one.breakdown["logits"][0] == pytest.approx(others, rel=0.02, abs=0.1 * logits)
+    assert sum(t.bytes for t in found.terms(0)) == found.peak_bytes[0]
+
+
+def test_no_schedule_needs_less_than_the_bound_on_it() -> None:
+    """Where the head's logits are most of what is in flight, which the search's bound counts as the engines do."""
+    config = WIDE | {"num_hidden_layers": 16}
+    for name in ("zb-v", "interleaved-zb1p", "looped-bfs"):
+        strategy = {"framework": "fsdp2", "schedule": name, "recompute": "none", "micro_batch_size": 1}
+        training = {"seq_len": 8192, "global_batch_size": 16, "loss": "plain"}
+        task = resolve_task(load({"model": config, "cluster": "8xH100", "training": training, "strategy": strategy}))
+        case = Case(task.model, task.cluster, task.job)
+        table = enumerate_plans(case, task.spec.strategy).table
+        table = table.take(np.flatnonzero(table.pp > 1))
+        assert len(table), name
+        need, least = memory(task.model, task.cluster, task.job, table).device_bytes, least_device_bytes(case, table)
+        assert (least <= need).all(), name

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainwright.errors import SpecError
 from trainwright.schedules import SCHEDULES
-from trainwright.schedules.replay import schedule
+from trainwright.schedules.replay import ends_in_flight, schedule
 from trainwright.schedules.timeline import peaks
 
 GOLDEN = list(csv.DictReader((Path(__file__).parent.parent / "data" / "schedules.csv").read_text().splitlines()))
@@ -192,3 +192,42 @@ def test_closed_forms_of_memory_at_every_size(name):
                 with contextlib.suppress(SpecError):
                     table = entry.table(p, m, v)
                     assert entry.in_flight(p, m, v, np.arange(p)) == pytest.approx(peaks(table, np.full(p * v, 1 / v)))
+
+
+def open_on(table, stage, until):
+    """Micro-batches of a stage and of all stages on its rank, from their forward to one of `until`, while each action of the rank's list runs."""
+    rank = int(table.placement.rank_of(stage, 0))
+    mine = everyone = 0
+    found = []
+    for piece in (p for action in table.lists[rank] for p in action.parts or (action,)):
+        here = piece.stage == stage
+        mine, everyone = mine + (here and piece.kind == "F"), everyone + (piece.kind == "F")
+        found.append((mine, everyone))
+        mine, everyone = mine - (here and piece.kind in until), everyone - (piece.kind in "WB")
+    return np.array(found)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_micro_batches_in_flight_of_the_first_and_the_last_stage(name):
+    """Counted on the lists, a chunk of a rank has fewer open than the rank, and has them when the rank has its most."""
+    entry = SCHEDULES[name]
+    for p in (2, 4, 6):
+        for m in (1, 2, p, 2 * p, 2 * p + 2, 5 * p):
+            for v in (2, 3) if entry.chunks == "many" else (entry.default_chunks,):
+                with contextlib.suppress(SpecError):
+                    table = entry.table(p, m, v)
+                    last = table.placement.stages - 1
+                    for k, (stage, until) in enumerate(((0, "WB"), (last, "WB"), (last, "IB"))):
+                        mine, everyone = open_on(table, stage, until).T
+                        assert ends_in_flight(name, p, v, m)[k] == mine.max(), (p, m, v, k)
+                        assert mine[everyone == everyone.max()].max() == mine.max()
+
+
+def test_a_chunk_with_the_head_has_one_micro_batch_in_flight_between_its_passes():
+    """But where every forward pass comes first, and where a forward pass runs beside a backward pass. Its weight gradients may wait longer."""
+    found = {name: ends_in_flight(name, 8, entry.default_chunks, 32) for name, entry in SCHEDULES.items()}
+    assert {name for name, ends in found.items() if ends.loss == 32} == {"gpipe", "looped-bfs"}
+    assert {name for name, ends in found.items() if 1 < ends.loss < 32} == {"combined-1f1b"}
+    assert {name: int(ends.last) for name, ends in found.items() if ends.last > ends.loss} == {
+        "zb-h1": 8, "zb-h2": 15, "interleaved-zb1p": 8
+    }  # fmt: skip

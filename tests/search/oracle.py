@@ -173,6 +173,10 @@ ORACLE: dict[str, Callable[[Case, ParallelPlan], bool]] = {
     "virtual stages need a pipeline": lambda c, p: p.pp > 1 or p.virtual_stages == 1,
     "the framework runs the schedule": schedule,
     "the schedule has an order": order,
+    "unsplit gradients are of the weights' type": lambda c, p: (
+        (p.structure.framework, p.structure.sharding) != ("deepspeed", "none")
+        or c.job.gradient_dtype in {"fp32": ("fp32",), "fp16": ("fp16",)}.get(c.job.precision, ("bf16", "fp32"))
+    ),
     "ZeRO-1 beside experts": lambda c, p: p.ep == 1 or p.structure.framework != "ddp" or p.structure.sharding != "zero1",
     "the framework has the sharding": lambda c, p: p.structure.sharding in SHARDINGS[p.structure.framework],
     "sharding none keeps whole copies": lambda c, p: p.structure.sharding != "none" or p.dp_shard == 1,

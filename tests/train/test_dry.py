@@ -66,6 +66,18 @@ def test_one_rank_holds_what_the_plan_says(name: str) -> None:
     assert built.peak_bytes == pytest.approx(planned["peak_bytes"], rel=0.05)
 
 
+@pytest.mark.parametrize("schedule", ["dualpipe-v", pytest.param("interleaved-1f1b", marks=pytest.mark.slow)])
+def test_a_rank_with_several_chunks_holds_the_logits_of_one_micro_batch(schedule: str) -> None:
+    """Its chunk with the head has no more in flight. Counted for all of the rank's, the peak would be half as much again."""
+    layout = {"framework": "ddp", "pp": 2, "dp": 2, "schedule": schedule, "virtual_stages": 2, "recompute": "none"}
+    said = spec(layout, batch=8, vocab_size=8192, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
+    said["cluster"]["gpus_per_node"] = 4
+    said["training"] |= {"seq_len": 512, "master_weights": "none"}
+    said["model"]["max_position_embeddings"] = 512
+    built, planned = built_and_planned(said)
+    assert built.peak_bytes <= planned["peak_bytes"] < 1.2 * built.peak_bytes
+
+
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
 READING_DATA: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "split loss": ("llama", {"tp": 2, "dp": 4}, {"loss": "vocab-parallel"}),

@@ -73,6 +73,11 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "FSDP2 with SP": (LLAMA, {}, {"sharding": "zero3", "tp": 2, "dp": 2, "sequence_parallel": True}),
     "pipeline 1F1B": (LLAMA, {**LOW, "global_batch_size": 4}, {"sharding": "none", "pp": 3, "dp": 1, "schedule": "1f1b"}),
+    "pipeline with nobody to share data with": (
+        LLAMA,
+        {**LOW, "global_batch_size": 2},
+        {"framework": "ddp", "pp": 2, "dp": 1, "schedule": "1f1b"},
+    ),
     "pipeline GPipe with zero2": (GPT, LOW, {"sharding": "zero2", "pp": 2, "dp": 2, "schedule": "gpipe"}),
 }
 

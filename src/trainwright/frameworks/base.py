@@ -45,7 +45,7 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
-    reduces_own_type: bool = False  # gradients have the type of the weights; `gradient_dtype` sets another under mixed precision alone
+    reduces: str = "any"  # gradients are in: any = `gradient_dtype`; own = the type of the weights, another under mixed precision alone; fp32 = own or fp32
     autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
     saves_parallel: SaveRules | None = None
@@ -142,6 +142,7 @@ class Framework:
     defaults: dict[str, object] = field(default_factory=dict)
     search_options: tuple[tuple[str, object], ...] = ()  # options that a search sets where a run spec names none
     pad_vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this times tp
+    mixes_whole_gradients: bool = True  # those that no sharding splits may be of another type than the weights
     offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks
     even_stages: bool = False  # every pipeline stage gets the same number of layers where that divides

@@ -52,6 +52,7 @@ def dtypes(framework: Framework, job: TrainingJob, structure: Structure, *, alon
     one_copy = wide and (wraps or (structure.framework == "ddp" and job.method != "full"))
     stored = 4 if autocast or one_copy else compute
     read = compute if one_copy and wraps else stored
-    free = (one_copy and wraps) or not framework.memory.reduces_own_type
+    reduces = framework.memory.reduces
+    free = (one_copy and wraps) or reduces == "any" or (reduces, job.gradient_dtype) == ("fp32", "fp32")
     reduced = int(DTYPE_BYTES[job.gradient_dtype]) if free else read
     return Dtypes(compute, stored, read, reduced, masters=wide and not one_copy, autocast=autocast)

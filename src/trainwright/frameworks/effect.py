@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..spec.job import TrainingJob
-from ..spec.precision import activation_dtype
+from ..spec.precision import activation_bytes, activation_dtype
 from ..spec.run import RunSpec, TrainingSection
 from .base import Framework
 from .dtypes import Dtypes
@@ -24,9 +24,12 @@ def without_effect(spec: RunSpec, framework: Framework, job: TrainingJob, types:
     }
     asked = {k: v for k, v in said.items() if v != defaults.get(k) and (v not in NEUTRAL or k == "strategy.reshard_root")}
     found = [*_of_framework(asked, framework, gpus), *_alone(asked, spec, job, moe)]
+    if types.autocast and said.get("training.master_weights") == "none":
+        found.append(("training.master_weights", "with training.autocast, whose weights are fp32"))
     if (nearest := _gradients(asked, framework, job, types)) is not None:
         found.append(("training.gradient_dtype", f"with {framework.title} here, whose gradients are reduced in {nearest}"))
-    return tuple(f"{key}: {_word(said.get(key))} has no effect {why}" for key, why in found)
+    first = dict(reversed(found))  # one reason a key
+    return tuple(f"{key}: {_word(said.get(key))} has no effect {first[key]}" for key in dict.fromkeys(key for key, _ in found))
 
 
 def _of_framework(asked: dict[str, Any], framework: Framework, gpus: int) -> Iterator[tuple[str, str]]:
@@ -41,6 +44,7 @@ def _alone(asked: dict[str, Any], spec: RunSpec, job: TrainingJob, moe: bool) ->
         ("training.packing", job.mean_document_len is not None, "without training.mean_document_len"),
         ("training.mean_document_len", job.packing, "without training.packing"),
         ("training.loss_chunks", job.loss == "chunked", f"with training.loss {job.loss}"),
+        ("training.autocast", activation_bytes(job.precision) < 4, f"in training.precision {job.precision}"),
         ("training.fp8_recipe", job.precision in ("fp8", "fp4"), f"in training.precision {job.precision}"),
         ("training.lora_rank", job.method != "full", "with training.method full"),
         ("training.lora_targets", job.method != "full", "with training.method full"),
@@ -54,9 +58,9 @@ def _alone(asked: dict[str, Any], spec: RunSpec, job: TrainingJob, moe: bool) ->
 
 
 def _gradients(asked: dict[str, Any], framework: Framework, job: TrainingJob, types: Dtypes) -> str | None:
-    """The type that gradients are reduced in where another was asked for and a wrapper of PyTorch has no other; a default is no wish."""
+    """The type that gradients are reduced in where another was asked for and the framework has no other; a default is no wish."""
     wanted = asked.get("training.gradient_dtype")
-    if wanted is None or wanted == framework.defaults.get("gradient_dtype") or not framework.memory.reduces_own_type:
+    if wanted is None or wanted == framework.defaults.get("gradient_dtype") or framework.memory.reduces == "any":
         return None
     reduced = job.gradient_dtype if types.mixed else "fp32" if types.reduced == 4 else activation_dtype(job.precision)
     return None if wanted == reduced else reduced

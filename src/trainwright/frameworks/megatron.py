@@ -43,6 +43,7 @@ FRAMEWORK = Framework(
         selective="core_attn",
         fused_loss="kernel",
         accumulates_in_buffer=True,
+        reduces="fp32",  # grad_reduce_in_fp32, else param.dtype
         source="megatron/core/distributed/param_and_grad_buffer.py, megatron/core/optimizer/distrib_optimizer.py",
     ),
     even_stages=True,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -159,13 +159,24 @@ def rows_of(actions: Iterable[Action]) -> Rows:
     return np.array(out, dtype=np.int64).reshape(-1, 4)
 
 
+class Ends(NamedTuple):
+    """Micro-batches that the end stages have in flight at most, each on its own rank, where all are so at once with the rank's own most: `first` and `last`
+    from their forward to their weight gradient, `loss` those of the last stage to their input gradient, with which the loss goes.
+    """
+
+    first: np.ndarray | int
+    last: np.ndarray | int
+    loss: np.ndarray | int
+
+
 @dataclass(frozen=True)
 class Schedule:
     """An entry of the registry.
 
     `order(p, m, v, r)` gives the rows of rank r. `rule(p, m, v)` raises `SpecError` where the schedule has no such
     order. `in_flight(p, m, v, r)` is the closed form of rank r's peak, in units of one rank's activations of one
-    microbatch, over arrays; None where there is none (it is then counted on the list). `period(p)`: microbatches after which the middle of every rank's list
+    microbatch, over arrays; None where there is none (it is then counted on the list). `ends(p, m, v)` is that of `Ends`.
+    `period(p)`: microbatches after which the middle of every rank's list
     repeats itself (None: it does not). `reach`: microbatches per
     stage beyond which the peak does not grow, for those without a closed form.
     """
@@ -182,6 +193,7 @@ class Schedule:
     overlaps: bool = False
     weight_copies: int = 1
     in_flight: Callable[..., np.ndarray] | None = None
+    ends: Callable[..., tuple[np.ndarray | int, np.ndarray | int, np.ndarray | int]] | None = None
     reach: int = 4
     torch_class: str | None = None
     period: Callable[[int], int] | None = None

@@ -128,6 +128,7 @@ DUAL = Schedule(
     overlaps=True,
     weight_copies=2,
     in_flight=lambda p, m, v, r: np.asarray(p) + 1.0 + 0.0 * np.asarray(r),
+    ends=lambda p, m, v: (p, 1, 1),
 )
 DUAL_V = Schedule(
     name="dualpipe-v",
@@ -142,6 +143,7 @@ DUAL_V = Schedule(
     splits_backward=True,
     overlaps=True,
     in_flight=lambda p, m, v, r: np.asarray(p) + 0.5 + 0.0 * np.asarray(r),
+    ends=lambda p, m, v: (2 * np.asarray(p), 1, 1),
     torch_class="DualPipeV",
 )
 SCHEDULE = (DUAL, DUAL_V)

@@ -19,5 +19,6 @@ SCHEDULE = Schedule(
     source="Huang et al. 2019, GPipe, arXiv:1811.06965; PyTorch ScheduleGPipe",
     order=order,
     in_flight=lambda p, m, v, r: np.asarray(m, float) + 0.0 * np.asarray(r),
+    ends=lambda p, m, v: (m, m, m),
     torch_class="GPipe",
 )

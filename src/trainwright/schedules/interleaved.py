@@ -58,6 +58,7 @@ def grouped(group: int) -> Schedule:
         order=partial(order, group=group),
         rule=group_rule(group),
         in_flight=partial(in_flight, group=group),
+        ends=None,
         period=None,
         torch_class=None,
     )
@@ -73,5 +74,6 @@ SCHEDULE = Schedule(
     rule=rule,
     chunks="many",
     in_flight=in_flight,
+    ends=lambda p, m, v: (np.minimum(m, 2 * np.asarray(p)), 1, 1),
     torch_class="Interleaved1F1B",
 )

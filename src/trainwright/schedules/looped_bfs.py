@@ -26,5 +26,6 @@ SCHEDULE = Schedule(
     order=order,
     chunks="many",
     in_flight=lambda p, m, v, r: np.asarray(m, float) + 0.0 * np.asarray(r),
+    ends=lambda p, m, v: (m, m, m),
     torch_class="LoopedBFS",
 )

@@ -24,6 +24,7 @@ ONE = Schedule(
     order=order,
     period=lambda p: 1,
     in_flight=lambda p, m, v, r: np.minimum(m, np.subtract(p, r)).astype(float),
+    ends=lambda p, m, v: (np.minimum(m, p), 1, 1),
     torch_class="1F1B",
 )
 EAGER = Schedule(
@@ -33,5 +34,6 @@ EAGER = Schedule(
     order=eager_order,
     period=lambda p: 1,
     in_flight=lambda p, m, v, r: np.minimum(m, 2 * np.subtract(p, r) - 1).astype(float),
+    ends=lambda p, m, v: (np.minimum(m, 2 * np.asarray(p) - 1), 1, 1),
 )
 SCHEDULE = (ONE, EAGER)

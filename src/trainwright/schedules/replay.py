@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import SpecError
 from . import SCHEDULES
-from .actions import ActionTable, Schedule
+from .actions import ActionTable, B, Ends, F, I, Schedule, W
 from .collectives import with_collectives
 from .costs import Cost, Costs, row_seconds, whole_share
 from .graph import Nodes, Order, compile_nodes, order_nodes, sends, sweep
@@ -150,4 +150,33 @@ def in_flight(name: str, stages: object, virtual_stages: object, microbatches: o
     return found[where.ravel()].reshape(p.shape)
 
 
-__all__ = ["Result", "Timeline", "in_flight", "replay", "run", "schedule"]
+@lru_cache(maxsize=4096)
+def _ends(name: str, stages: int, microbatches: int, virtual_stages: int) -> tuple[int, int, int]:
+    return ends_of(SCHEDULES.get_or_raise(name, "schedule").table(stages, microbatches, virtual_stages))
+
+
+def ends_of(table: ActionTable) -> tuple[int, int, int]:
+    """`Ends` counted on a table's lists."""
+
+    def most(stage: int, until: tuple[int, int]) -> int:
+        mine = (table.stage == stage) & (table.rank == table.placement.rank_of_stage[0, stage])
+        kind = table.kind[mine]
+        return int(np.cumsum(np.where(kind == F, 1, 0) - np.isin(kind, until)).max())
+
+    last = table.placement.stages - 1
+    return most(0, (W, B)), most(last, (W, B)), most(last, (I, B))
+
+
+def ends_in_flight(name: str, stages: object, virtual_stages: object, microbatches: object) -> Ends:
+    """`Ends` over arrays that broadcast, to what broadcasts to their shape: a closed form where the schedule has one, else counted as `in_flight` is."""
+    entry = SCHEDULES.get_or_raise(name, "schedule")
+    if entry.ends is not None:
+        return Ends(*entry.ends(stages, microbatches, virtual_stages))
+    p, v, m = np.broadcast_arrays(*(np.asarray(x, dtype=np.int64) for x in (stages, virtual_stages, microbatches)))
+    m = np.minimum(m, 2 * entry.reach * p + 1)  # a little more than enough for the peak may still end otherwise
+    keys, where = np.unique(np.stack([p.ravel(), m.ravel(), v.ravel()], axis=1), axis=0, return_inverse=True)
+    found = np.array([_ends(entry.name, *map(int, k)) for k in keys], dtype=float)
+    return Ends(*(found[where.ravel(), k].reshape(p.shape) for k in range(3)))
+
+
+__all__ = ["Result", "Timeline", "ends_in_flight", "in_flight", "replay", "run", "schedule"]

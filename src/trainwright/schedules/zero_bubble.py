@@ -48,6 +48,13 @@ def interleaved_in_flight(p: object, m: object, v: object, r: object) -> np.ndar
     return np.minimum(mm, ((vv - 1) * group + pp) / vv) + 0.0 * np.asarray(r)
 
 
+def interleaved_ends(p: object, m: object, v: object) -> tuple[np.ndarray, np.ndarray, int]:
+    """The first stage holds a group, and of the next as many as a round of the ranks or, with several chunks between, all."""
+    pp, mm = np.asarray(p), np.asarray(m)
+    group = mm // np.maximum(1, mm // pp)
+    return np.minimum(mm, group + np.where(np.asarray(v) > 2, group, pp)), np.minimum(mm, pp), 1
+
+
 H1 = Schedule(
     name="zb-h1",
     aliases=("zb1p", "zbh1", "zero-bubble-h1"),
@@ -57,6 +64,7 @@ H1 = Schedule(
     period=lambda p: 1,
     splits_backward=True,
     in_flight=lambda p, m, v, r: np.minimum(m, p) + 0.0 * np.asarray(r),
+    ends=lambda p, m, v: (np.minimum(m, p), np.minimum(m, p), 1),
 )
 H2 = Schedule(
     name="zb-h2",
@@ -67,6 +75,7 @@ H2 = Schedule(
     period=lambda p: 1,
     splits_backward=True,
     in_flight=lambda p, m, v, r: np.minimum(m, 2 * np.asarray(p) - 1) + 0.0 * np.asarray(r),
+    ends=lambda p, m, v: (np.minimum(m, 2 * np.asarray(p) - 1), np.minimum(m, 2 * np.asarray(p) - 1), 1),
 )
 INTERLEAVED = Schedule(
     name="interleaved-zb1p",
@@ -79,6 +88,7 @@ INTERLEAVED = Schedule(
     chunks="many",
     splits_backward=True,
     in_flight=interleaved_in_flight,
+    ends=interleaved_ends,
     torch_class="InterleavedZeroBubble",
 )
 SCHEDULE = (H1, H2, INTERLEAVED)

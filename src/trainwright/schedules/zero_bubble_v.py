@@ -60,6 +60,7 @@ SCHEDULE = Schedule(
     source="Qi et al. 2024, arXiv:2401.10241, section 6; PyTorch ScheduleZBVZeroBubble",
     order=order,
     in_flight=in_flight,
+    ends=lambda p, m, v: (np.minimum(m, 2 * np.asarray(p)), 1, 1),
     period=lambda p: 1,
     placement="v",
     chunks="two",

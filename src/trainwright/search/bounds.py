@@ -78,8 +78,8 @@ class Shapes:
     """Columns, one entry a shape of plans.
 
     `least`: bytes of the whole plan. `mean` layers stand on some rank. Bytes of one layer: what a rank has `owned`, what FSDP2 has `gathered` and what of it
-    `stays` after the forward pass, `gradients`, `saved` for backward by each of `group` layers. Bytes of a plan: `loss`, the `head`'s of a micro-batch in
-    flight, a layer that is recomputed `again`, `received` from a neighbor; of all ranks' mean, states (`heaviest`) and what they save (`kept`).
+    `stays` after the forward pass, `gradients`, `saved` for backward by each of `group` layers. Bytes of a plan: `loss`, what the `head` keeps of each that is
+    in flight, a layer that is recomputed `again`, `received` from a neighbor; of all ranks' mean, states (`heaviest`) and what they save (`kept`).
     `micro_batches` of a step, 0 outside of pipelines.
     """
 
@@ -149,14 +149,13 @@ class Shapes:
     def on(self, place: Places) -> Column:
         """What ranks need when their forward passes end, and when a backward pass does; entries are plans now."""
         layers, flying, several = place.layers, place.flying, self.micro_batches > 1
-        one = self.saved * np.floor(layers / self.group) + np.where(place.head & (self.saved > 0), self.head, 0.0)
-        first = (
-            layers * (self.owned + self.stays) + one * flying + np.maximum(np.where(self.micro_batches == 0, self.loss, 0.0), self.again)
-        )
+        one, kept = self.saved * np.floor(layers / self.group), np.where(self.saved > 0, self.head, 0.0)
+        before = np.maximum(np.where(self.micro_batches == 0, self.loss, 0.0), self.again)
+        first = layers * (self.owned + self.stays) + one * flying + kept * place.losses + before
         ends = layers * (self.owned + self.gradients)
         # where every micro-batch of the step is in flight there are no gradients yet
-        others = one * np.where(flying < self.micro_batches, flying, flying - 1)
-        inside = np.where(several, layers * self.gathered + others + self.again, 0.0)
+        fewer, less = flying - (flying >= self.micro_batches), place.losses - (place.losses >= self.micro_batches) * place.head
+        inside = np.where(several, layers * self.gathered + one * fewer + kept * less + self.again, 0.0)
         last = np.where(several & place.head, self.loss + layers * self.stays, 0.0)
         most = np.maximum(first, ends + np.maximum(inside, last)) + self.received * place.neighbors
         return np.maximum(np.where(place.there, most, 0.0).max(axis=0), self._in_flight(np.minimum(flying[0], flying[-1])))
@@ -175,16 +174,18 @@ def _schedule_alone(s: Structure) -> Structure:
 @dataclass(frozen=True)
 class Places:
     """Ranks of each plan's pipeline, [ranks, plans], at least: `layers` that stand there, micro-batches `flying` whose activations it holds at once (in units
-    of all of its layers; 1 where no closed form is known), `neighbors` that send to it, whether it has the head, and whether a plan has such a rank at all."""
+    of all of its layers; 1 where no closed form is known) and `losses` that it does, `neighbors` that send to it, whether it has the head, and whether a plan
+    has such a rank at all."""
 
     layers: NDArray[np.float64]
     flying: NDArray[np.float64]
+    losses: NDArray[np.float64]
     neighbors: NDArray[np.float64]
     head: NDArray[np.bool_]
     there: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.intp]) -> Places:
-        return Places(self.layers[:, rows], self.flying[:, rows], self.neighbors[:, rows], self.head[:, rows], self.there[:, rows])
+        return Places(*(getattr(self, f.name)[:, rows] for f in fields(self)))
 
 
 RANKS = np.array([[0], [1], [-1]])  # the first, the second where it is no end, the last
@@ -199,11 +200,14 @@ def places_of(case: Case, table: PlanTable) -> Places:
     more = np.where(FIRST, -(-larger // table.pp), larger // table.pp)  # stages one layer larger come first
     slots = chunk * table.virtual_stages + np.where(loop, more - (FIRST | LAST), -2)  # the ends take one each
     layers = np.where(table.pp == 1, case.layers, np.maximum(slots, 0))
+    flying, losses = in_flight(table)
+    head = np.where(LAST, loop, FIRST & ~loop)
     return Places(
         np.where(given, 0, layers).astype(float),
-        in_flight(table),
+        flying,
+        losses * head,
         np.where(loop & (table.pp > 1), np.where(FIRST | LAST, 1.0, 2.0), 0.0),
-        np.where(LAST, loop, FIRST & ~loop),
+        head,
         FIRST | (loop & (table.pp >= np.where(LAST, 2, 3))),
     )
 
@@ -337,13 +341,16 @@ def recomputed(case: Case, table: PlanTable) -> Column:
     return found
 
 
-def in_flight(table: PlanTable) -> NDArray[np.float64]:
-    """[`RANKS`, plans] micro-batches whose activations a rank holds at once, at least, in units of all of its layers; 1 where no closed form is known."""
-    found = np.ones((len(RANKS), len(table)))
+def in_flight(table: PlanTable) -> tuple[NDArray[np.float64], Column]:
+    """[`RANKS`, plans] micro-batches whose activations a rank holds at once, at least, in units of all of its layers, and how many losses are held where
+    the head stands; 1 where no closed form is known."""
+    found, losses = np.ones((len(RANKS), len(table))), np.ones(len(table))
     for structure, rows in merged(table, _schedule_alone).by_structure():
         schedule, pp, m = SCHEDULES[structure.schedule], table.pp[rows], table.accumulation[rows]
         if schedule.in_flight is None or not (pp > 1).any():
             continue
         flying = schedule.in_flight(pp, m, table.virtual_stages[rows], np.where(LAST, pp - 1, np.minimum(RANKS, pp - 1)))
         found[:, rows] = np.where(pp > 1, np.maximum(flying, 1.0), 1.0)
-    return found
+        if schedule.ends is not None:
+            losses[rows] = np.where(pp > 1, schedule.ends(pp, m, table.virtual_stages[rows])[2], 1.0)
+    return found, losses

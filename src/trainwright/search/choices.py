@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..cost.table import PlanTable
 from ..sharding import SHARDINGS
 from ..spec.plan import ParallelPlan, Structure
+from ..spec.precision import activation_dtype
 from .degrees import every
 from .rules import Case, Mask
 
@@ -88,6 +89,18 @@ def offload_stage(case: Case, s: Structure, t: PlanTable) -> Mask:
 def offload_stage_says(case: Case, p: ParallelPlan) -> str:
     least = case.framework(p.structure).offload_stages.get(p.structure.offload, 0)
     return f"offload {p.structure.offload} works from ZeRO stage {least} on, not with sharding {p.structure.sharding}"
+
+
+def whole_gradients(case: Case, s: Structure, t: PlanTable) -> Mask:
+    """Releases of DeepSpeed differ on sums of bf16 gradients in fp32 without ZeRO: they pass."""
+    own, wanted = activation_dtype(case.job.precision), case.job.gradient_dtype
+    alike = wanted == own or (own, wanted) == ("bf16", "fp32")
+    return every(t, alike or s.sharding != "none" or case.framework(s).mixes_whole_gradients)
+
+
+def whole_gradients_says(case: Case, p: ParallelPlan) -> str:
+    own = activation_dtype(case.job.precision)
+    return f"{case.framework(p.structure).title} has {own} gradients of {own} weights without ZeRO, not {case.job.gradient_dtype} (training.gradient_dtype)"
 
 
 def step_in_backward(case: Case, s: Structure, t: PlanTable) -> Mask:

@@ -88,6 +88,14 @@ RULES: tuple[Rule, ...] = (
         source="deepspeed/runtime/pipe/engine.py",
     ),
     Rule(
+        "unsplit gradients are of the weights' type",
+        ("sharding",),
+        ("sharding",),
+        choices.whole_gradients,
+        choices.whole_gradients_says,
+        source="deepspeed/runtime/engine.py _do_optimizer_sanity_check",
+    ),
+    Rule(
         "ZeRO-1 beside experts",
         ("sharding", "ep"),
         ("sharding", "ep"),

@@ -144,7 +144,7 @@ class Program:
         self.call: Callable[..., torch.Tensor] = self.model
         if s["framework"] == "fsdp2" and (s["sharding"] != "none" or self.dp > 1):
             self._shard(units, meshes["dp"])
-        elif s["framework"] == "ddp":
+        elif s["framework"] == "ddp" and self.dp > 1:  # a rank alone has nobody to share gradients with
             self._wrap_in_ddp(meshes["dp"])
         self._optimizer()
         self.ids = torch.zeros(self.batch, self.seq, dtype=torch.long)

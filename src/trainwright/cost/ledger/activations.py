@@ -170,12 +170,13 @@ def loss_bytes(scope: Scope) -> LossBytes:
         alone = LossBytes(4 * whole, (4 + c) * whole, 4 * whole + 8 * ceil_div(whole, job.loss_chunks), head_rows, nothing)
     else:
         holds = scope.framework.memory.holds_outputs
-        held = c if holds == "live" else 0
+        piped = (scope.pp > 1) & (scope.framework.memory.engine == "tape")  # PyTorch's stages keep what they give
+        held = np.where(piped | (holds == "live"), c, 0)
         stale = c if c == 2 and holds != "live" else 0
         date = scope.structure.framework_date
         if holds == "cached" and c == 2 and date is not None and date < "2024-09":
             stale += 4  # before transformers 4.45 the model itself cast its logits to fp32, and the output held those
-        forward = max(8 + (c if c < 4 else 0), 8 + held)
+        forward = np.maximum(8 + (c if c < 4 else 0), 8 + held)
         alone = LossBytes((4 + held) * whole, forward * whole, (12 + held) * whole, head_rows, stale * whole)
         packed = runs_packed(scope)
         if packed.any():  # head and loss in pieces of 128 tokens, in 16 bits; the list of logits lives until backward is over
@@ -200,6 +201,12 @@ def vocabulary(scope: Scope) -> Column:
     if multiple == 1:
         return np.full(len(scope), whole)
     return ceil_div(whole, multiple * scope.tp) * multiple * scope.tp
+
+
+def logits_gradient(scope: Scope) -> Column:
+    """The gradient of a micro-batch's logits, which the head's weight gradient is made of."""
+    split = scope.job.loss == "vocab-parallel" or scope.framework.memory.fused_loss == "kernel"
+    return scope.tokens * scope.c * (ceil_div(vocabulary(scope), scope.tp) if split else vocabulary(scope))
 
 
 def saved_head(scope: Scope) -> Column:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...schedules.actions import Ends
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
@@ -20,11 +21,21 @@ from ..distinct import distinct
 from ..memory_table import PARTS, PHASES, MemoryTable, concatenate
 from ..table import Column, IntColumn, PlanTable, different
 from .accounts import Offloaded, Rank, offload, paged
-from .activations import BlockBytes, LossBytes, block_bytes, block_input_bytes, block_kept, by_kernels, embedding_masks, loss_bytes
+from .activations import (
+    BlockBytes,
+    LossBytes,
+    block_bytes,
+    block_input_bytes,
+    block_kept,
+    by_kernels,
+    embedding_masks,
+    logits_gradient,
+    loss_bytes,
+)
 from .detail import SAVED, LedgerDetail
 from .items import POOLS, Happening, Item, item, sum_of
 from .pytorch import accounts
-from .ranks import Slot, classes, in_flight, slots
+from .ranks import Slot, classes, ends_in_flight, in_flight, slots
 from .scope import Scope, add_up
 from .weights import Held, held, largest_weight, nothing, table_copies
 
@@ -190,19 +201,24 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
     moved = offload(scope, accounts(scope, rank))
     a = moved.accounts
     kept, adds, alone = stage_activations(p, slot)
-    kept = kept + embedding_masks(scope) * slot.embedding + p.mtp_bytes * slot.head
-    flying = in_flight(scope, slot.rank)
+    masks, mtp = embedding_masks(scope) * slot.embedding, p.mtp_bytes * slot.head
+    flying, ends = in_flight(scope, slot.rank), ends_in_flight(scope)
     layer_count = sum(slot.layers.values(), np.zeros(len(scope)))
-    everything = kept * flying
+    everything = kept * flying + masks * ends.first + mtp * ends.last
+    of_others = kept * np.maximum(flying - 1, 0) + masks * (ends.first - 1) + mtp * (ends.last - 1)
     saved_all = _offloaded_activations(scope, everything, layer_count)
     gone = item("saved tensors", "activations", everything - saved_all)
     saved = item(SAVED, "activations", saved_all, "layers x saved bytes x in flight", "arXiv:2205.05198")
     head = item("saved by final norm and head", "activations", p.loss.saved * slot.head, "final norm and head input")
-    others = np.maximum(flying - 1, 0) * np.where(flying > 0, saved_all / np.maximum(flying, 1e-9), 0.0)
+    others = of_others * saved_all / np.maximum(everything, 1.0)
+    heads = item(
+        "final norm, head and loss of other micro-batches", "logits", _other_heads(p, ends) * slot.head, "(in flight - 1) x saved bytes"
+    )
     resident = (*a.parameters, *a.masters, *a.optimizer, *a.always, *_outputs_in_flight(scope, slot, flying))
     early = tuple(g.masked(np.broadcast_to(np.asarray(a.early, dtype=np.float64), (len(scope),))) for g in a.gradients)
     recomputed = item("backward of a block", "activations", adds, "recomputed tensors, gradients and temporaries of the worst row")
     last = (
+        heads,
         item("saved by micro-batches still in flight", "activations", others, "(in flight - 1) x saved bytes"),
         item("backward of the last block", "activations", alone, "saved tensors, gradients and temporaries of the worst row"),
     )
@@ -212,14 +228,23 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
 
     found = [
         Happening("after load", "load", (*a.parameters, *a.masters)),
-        Happening("end of forward", "forward", (*resident, *early, saved, head, logits(p.loss.forward, "forward"), *a.loss, *a.forward)),
-        Happening("loss backward", "backward", (*resident, *early, saved, head, logits(p.loss.backward, "backward"), *a.loss)),
-        Happening("first block backward", "backward", (*resident, *early, saved, recomputed, *a.block)),
+        Happening(
+            "end of forward", "forward", (*resident, *early, saved, head, heads, logits(p.loss.forward, "forward"), *a.loss, *a.forward)
+        ),
+        Happening("loss backward", "backward", (*resident, *early, saved, head, heads, logits(p.loss.backward, "backward"), *a.loss)),
+        Happening("first block backward", "backward", (*resident, *early, saved, heads, recomputed, *a.block)),
         Happening("end of backward", "backward", (*resident, *a.gradients, *last, *a.last)),
         Happening("optimizer step", "optimizer", (*resident, *a.gradients, *a.step)),
     ]
     moved = replace(moved, moved=(*moved.moved, gone, *paged(scope, rank)))
-    return found, moved, kept + p.loss.saved * slot.head + p.loss.kept * slot.head
+    return found, moved, kept + masks + mtp + p.loss.saved * slot.head + p.loss.kept * slot.head
+
+
+def _other_heads(p: Pieces, ends: Ends) -> Column:
+    """What the head's chunk keeps of the other micro-batches in flight: with the input gradient the loss goes, and that of the logits waits for the
+    weight gradient."""
+    waits = np.minimum(logits_gradient(p.scope), p.loss.kept)
+    return (ends.last - 1) * p.loss.saved + (ends.loss - 1) * p.loss.kept + (ends.last - ends.loss) * waits
 
 
 def _offloaded_activations(scope: Scope, saved: Column, layers: Column) -> Column:

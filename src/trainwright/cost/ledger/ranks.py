@@ -8,6 +8,7 @@ the actions.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 
 from ...frameworks import FRAMEWORKS
 from ...schedules import SCHEDULES
-from ...schedules.actions import PlacementKind
+from ...schedules.actions import Ends, PlacementKind
+from ...schedules.replay import ends_in_flight as peak_of_ends
 from ...schedules.replay import in_flight as peak_in_flight
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..stages import layers_of_rank, layers_per_stage
-from ..table import Column, IntColumn
+from ..table import Column, IntColumn, PlanTable
 from .scope import Scope
 
 
@@ -124,12 +126,26 @@ def in_flight(scope: Scope, rank: IntColumn) -> Column:
     """
     table = scope.table
     held = np.ones(len(scope))
-    for structure, rows in table.by_structure():
-        schedule, rows = structure.schedule, rows[table.pp[rows] > 1]
-        if not len(rows):
-            continue
-        virtual = np.maximum(table.virtual_stages[rows], SCHEDULES[schedule].default_chunks)
+    for schedule, rows, virtual in _piped(table):
         held[rows] = peak_in_flight(schedule, table.pp[rows], virtual, table.accumulation[rows], rank[rows])
         if SCHEDULES[schedule].placement == "bidirectional":
             held[rows] /= 2  # counted in stages, and a rank's share is two of them
     return held
+
+
+def ends_in_flight(scope: Scope) -> Ends:
+    """Micro-batches that the model's ends have in flight at most."""
+    table = scope.table
+    held = np.ones((3, len(scope)))
+    for schedule, rows, virtual in _piped(table):
+        for k, most in enumerate(peak_of_ends(schedule, table.pp[rows], virtual, table.accumulation[rows])):
+            held[k, rows] = most
+    return Ends(*held)
+
+
+def _piped(table: PlanTable) -> Iterator[tuple[str, NDArray[np.intp], IntColumn]]:
+    """(schedule, plans, chunks a rank) of plans with several stages."""
+    for structure, rows in table.by_structure():
+        rows = rows[table.pp[rows] > 1]
+        if len(rows):
+            yield structure.schedule, rows, np.maximum(table.virtual_stages[rows], SCHEDULES[structure.schedule].default_chunks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...spec.job import TrainingJob
 from ...spec.model import ModelSpec
@@ -12,7 +13,7 @@ from ...spec.plan import Structure
 from ..memory_table import PARTS, Moment, Term
 from ..table import PlanTable
 from .machine import Place
-from .pipeline import Rank
+from .pipeline import PIECES, Rank, of_others, pieces_of
 from .program import others_at, pattern, phase_of
 from .setup import Setup, Variant
 from .sizes import Columns
@@ -40,17 +41,22 @@ class Detail:
         step.replay()
         return step, [int(np.broadcast_to(s.value(self.columns), (len(self.table),))[row]) for s in step.symbols.table]
 
-    def _held(self, place: Place, row: int) -> float:
-        """Micro-batches in flight at a moment, this one among them."""
-        rank = self.rank
-        return float((rank.held[row], rank.last[row], 1.0)[others_at(place)])
+    def _held(self, place: Place, row: int) -> NDArray[np.float64]:
+        """[pieces, 1] micro-batches in flight at a moment, this one among them."""
+        held, last = self.rank.held[:, row], self.rank.last[:, row]
+        return np.stack((held, last, np.ones_like(held)))[others_at(place)][:, None]
 
-    def _others(self, step: Step, values: list[int], held: float) -> dict[str, int]:
-        """What the other micro-batches in flight keep, by part."""
-        saved = dict.fromkeys(PARTS, 0)
-        for key in np.flatnonzero(step.tape.marks["saved"]):
-            saved[PARTS[key % len(PARTS)]] += int(step.tape.marks["saved"][key]) * values[key // len(PARTS)]
-        return {part: int(np.rint(max(held - 1, 0.0) * max(total, 0))) for part, total in saved.items()}
+    def _others(self, step: Step, values: list[int], held: NDArray[np.float64]) -> dict[tuple[str, int], int]:
+        """Bytes that the other micro-batches in flight keep, by (piece, part)."""
+
+        def total(name: str) -> NDArray[np.int64]:
+            found = np.zeros((len(PARTS), 1), dtype=np.int64)
+            for key in np.flatnonzero(step.tape.marks[name]):
+                found[key % len(PARTS)] += int(step.tape.marks[name][key]) * values[key // len(PARTS)]
+            return found
+
+        found = of_others(pieces_of({name: total(name) for name in ("saved", *self.rank.apart)}), held)
+        return {(name, part): int(size) for name, sizes in found.items() for part, size in enumerate(sizes[:, 0]) if size}
 
     def terms(self, row: int) -> list[Term]:
         """What is alive at the peak, by name and size, largest first."""
@@ -70,10 +76,10 @@ class Detail:
             words = f"{count:,} x {formula}" if formula != "1" else f"{count:,}"
             found.append(Term(what, PARTS[part], words, numbers, count * values[symbol], SOURCE))
         held = self._held(tape.moments[best][0], row)
-        for name_of_part, size in self._others(step, values, held).items():
-            if size:
-                name, numbers = "other micro-batches in flight", f"{held - 1:g} x {size / (held - 1):,.0f}"
-                found.append(Term(name, name_of_part, "(in flight - 1) x saved", numbers, size, "schedule's peak in flight"))
+        for (piece, part), size in self._others(step, values, held).items():
+            more = float(held[PIECES.index(piece), 0]) - 1
+            name, numbers = f"other micro-batches in flight: {piece}", f"{more:g} x {size / more:,.0f}"
+            found.append(Term(name, PARTS[part], "(in flight - 1) x saved", numbers, size, "schedule's peak in flight"))
         return sorted(found, key=lambda t: -t.bytes)
 
     def timeline(self, row: int) -> list[Moment]:
@@ -82,7 +88,9 @@ class Detail:
         moments = []
         for place, what, live in step.tape.moments:
             phase, layer = phase_of(place), place[1]
-            parts = self._others(step, values, self._held(place, row))
+            parts = dict.fromkeys(PARTS, 0)
+            for (_, part), size in self._others(step, values, self._held(place, row)).items():
+                parts[PARTS[part]] += size
             for key in np.flatnonzero(live):
                 parts[PARTS[key % len(PARTS)]] += int(live[key]) * values[key // len(PARTS)]
             where = f"layer {layer}: " if 0 <= layer < len(step.layers) else ""

@@ -17,7 +17,7 @@ from ...spec.plan import Structure
 from ..memory_table import PARTS, PHASES, STATES, MemoryTable, scatter
 from ..table import PlanTable, different
 from .detail import Detail
-from .pipeline import Rank, ranks
+from .pipeline import Rank, of_others, pieces_of, ranks
 from .program import FEW, Pattern, Program, make, pattern
 from .ring import MOST
 from .setup import Setup, Stage, Variant, reduces_every_micro_batch
@@ -174,11 +174,11 @@ def _on_rank(
         return base if not more.any() else base + more * product(pair[1], sizes)
 
     saved = total(found.marks["saved"])
-    # parameters that a forward pass gathers late and frees are no saving of the other micro-batches
-    others = [np.rint(np.maximum(held - 1, 0) * np.maximum(saved, 0)).astype(np.int64) for held in (rank.held, rank.last)]
-    kept = np.stack([*others, np.zeros_like(saved)])  # by `Program.others`
+    kept = np.zeros((3, *saved.shape), dtype=np.int64)  # by `Program.others`
     live = total(found.totals)
     if rank.stage.piped:
+        pieces = pieces_of({"saved": saved, **{name: total(found.marks[name]) for name in rank.apart}})
+        kept[:2] = [sum(of_others(pieces, held).values()) for held in (rank.held, rank.last)]
         live += kept.sum(axis=1)[found.others]
     phases = {name: np.zeros(n, np.int64) for name in PHASES}
     for k, name in enumerate(PHASES):

@@ -8,7 +8,8 @@ can a peak be.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..memory_table import PARTS
 from .sizes import Size, times
 
 PART = {name: i for i, name in enumerate(PARTS)}
+ENDS = ("embedding", "head", "loss")  # marks of what the ends of a model save; the loss is a part of the head
 Place = tuple[str, int, int]  # phase, layer (-1 before the layers, -2 after them), event number inside
 
 
@@ -27,7 +29,7 @@ class Tape:
     def __init__(self, named: bool = False) -> None:
         self.live = np.zeros(128 * len(PARTS), dtype=np.int64)
         self.moments: list[tuple[Place, str, NDArray[np.int64]]] = []
-        self.marks: dict[str, NDArray[np.int64]] = {}
+        self.marks: dict[str, NDArray[np.int64]] = {name: np.zeros_like(self.live) for name in ENDS}
         self.by_name: dict[tuple[str, int, int], int] | None = {} if named else None
         self.named: list[dict[tuple[str, int, int], int]] = []
         self._rising = False
@@ -87,6 +89,13 @@ class Tape:
     def mark(self, name: str) -> None:
         """Keep what is alive now under a name."""
         self.marks[name] = self.live.copy()
+
+    @contextmanager
+    def leaving(self, name: str) -> Iterator[None]:
+        """Add what is left alive to what a name has."""
+        before = self.live.copy()
+        yield
+        self.marks[name] = padded(self.marks[name], len(self.live)) + self.since(before)
 
     def _name(self, size: Size, part: int, what: str, sign: int) -> None:
         names = self.by_name

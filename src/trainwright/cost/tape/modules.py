@@ -172,9 +172,10 @@ class Modules(Owned):
             self.stage_output = logits.view()
             if self.fsdp is not None and self.root_group is not None:
                 self.fsdp.leave(self.root_group, logits)  # the schedule computes the loss, outside of the wrapped module
-        if self._vocab_parallel:
-            return tensor.vocab_parallel_loss(self.run, logits, s.tokens(), s.one(1))
-        return ops.cross_entropy(self.run, logits, s.one(1))
+        with self.tape.leaving("loss"):
+            if self._vocab_parallel:
+                return tensor.vocab_parallel_loss(self.run, logits, s.tokens(), s.one(1))
+            return ops.cross_entropy(self.run, logits, s.one(1))
 
     def _fused(self, op: Op, x: Tensor) -> Tensor:
         """Projection and loss in one kernel, on 16-bit copies under autocast."""

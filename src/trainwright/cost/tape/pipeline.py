@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schedules import SCHEDULES
-from ...schedules.replay import in_flight
+from ...schedules.actions import Ends
+from ...schedules.replay import ends_in_flight, in_flight
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..ledger.ranks import places
 from ..table import IntColumn, PlanTable, different
+from .machine import ENDS
 from .program import FEW, Pattern, pattern
 from .setup import Stage
 
@@ -26,7 +28,8 @@ from .setup import Stage
 @dataclass(frozen=True)
 class Rank:
     """A class of pipeline ranks for some rows of a table: what stands there, how often its unit repeats, and how many micro-batches it
-    holds at most, in units of its whole share of one; `last`, when it reduces the gradients of a stage after that stage's last micro-batch.
+    holds at most of each of `PIECES`, [pieces, rows], layers in units of all of them; `last`, when it reduces the gradients of a stage after
+    that stage's last micro-batch.
     """
 
     stage: Stage  # of one of the rows: the others differ in repeats only
@@ -41,9 +44,18 @@ class Rank:
         """The same for some of its rows."""
         if rows.all():
             return self
-        return replace(self, **{name: getattr(self, name)[rows] for name in ("rows", "number", "repeats", "held", "last")})
+        return replace(self, **{name: getattr(self, name)[..., rows] for name in ("rows", "number", "repeats", "held", "last")})
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Those of `ENDS` that stand here and are in flight otherwise than the layers."""
+        here = np.array([self.stage.first, self.stage.last, self.stage.last])
+        other = np.any([(held[1:] != held[0]).any(axis=1) for held in (self.held, self.last)], axis=0) & here
+        other[1:] = other[1:].any()
+        return tuple(name for name, apart in zip(ENDS, other) if apart)
 
 
+PIECES = ("layers", *ENDS)  # the embedding's and the head's chunk of a rank with several have micro-batches of their own in flight
 FORWARDS_FIRST = ("gpipe", "looped-bfs")  # every forward pass before any backward pass: the most is in flight while there are no gradients
 ONE_STAGE = ("gpipe", "1f1b")  # a rank's only stage is done when it reduces: of several, other ones may be under way
 Entry = tuple[NDArray[np.intp], int, int, NDArray[np.float64], NDArray[np.float64]]  # rows, rank, repeats, held, last
@@ -59,6 +71,9 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
         key: IntColumn = table.pp[rows] << 20 | table.virtual_stages[rows]
         for value in different(key):
             some, pp, virtual = rows[key == value], int(value >> 20), int(value & 0xFFFFF)
+            m = table.accumulation[some]
+            chunks = max(virtual, SCHEDULES[plans.schedule].default_chunks)
+            ends = ends_in_flight(plans.schedule, pp, chunks, m) if pp > 1 else Ends(1, 1, 1)
             seen: Counter[tuple[Stage, Pattern]] = Counter()
             for number, stage, shape, repeats in _stages(
                 model, plans.framework, plans.schedule, plans.layers_per_stage, pp, virtual, every
@@ -67,37 +82,54 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
                     shape = (stage, shape[1])
                 nth = seen[shape]  # a plan is in each group once
                 seen[shape] += 1
-                for fresh, which, held in _held(plans.schedule, pp, virtual, table.accumulation[some], number):
-                    last = np.ones_like(held) if plans.schedule in ONE_STAGE and virtual == 1 else held
-                    found.setdefault((*shape, nth, fresh), []).append((some[which], number, repeats, held[which], last[which]))
+                for fresh, which, held in _held(plans.schedule, pp, virtual, m, number, ends):
+                    last = np.ones_like(held) if plans.schedule in ONE_STAGE and virtual == 1 else held.copy()
+                    last[2:] = 1  # whichever stage it is, the head is through with the others
+                    found.setdefault((*shape, nth, fresh), []).append((some[which], number, repeats, held[:, which], last[:, which]))
                     stages[(*shape, nth, fresh)] = stage
     return [_joined(stages[k], entries, k[-1]) for k, entries in sorted(found.items(), key=lambda pair: pair[0][-1])]
 
 
 def _held(
-    schedule: str, pp: int, virtual: int, m: IntColumn, rank: int
+    schedule: str, pp: int, virtual: int, m: IntColumn, rank: int, ends: Ends
 ) -> list[tuple[bool, NDArray[np.bool_] | slice, NDArray[np.float64]]]:
-    """(before the first backward pass, of which plans, micro-batches that a rank holds) of one rank of a pipeline. 1F1B: a rank that warms up with every
-    micro-batch of the step holds one fewer once gradients exist."""
+    """(before the first backward pass, of which plans, micro-batches that a rank holds of each of `PIECES`) of one rank of a pipeline. 1F1B: a rank that warms
+    up with every micro-batch of the step holds one fewer once gradients exist."""
+    held = np.ones((len(PIECES), len(m)))
     if pp == 1:
-        return [(False, slice(None), np.ones(len(m)))]
-    found = np.asarray(
-        in_flight(schedule, pp, max(virtual, SCHEDULES[schedule].default_chunks), m, np.full(len(m), rank)), dtype=np.float64
-    )
-    held = np.broadcast_to(found, (len(m),))
+        return [(False, slice(None), held)]
+    held[0] = in_flight(schedule, pp, max(virtual, SCHEDULES[schedule].default_chunks), m, np.full(len(m), rank))
+    for row, most in zip(held[1:], ends):
+        row[:] = most
+    fewer = np.maximum(held - 1, 1)
     if schedule in FORWARDS_FIRST:
-        return [(False, slice(None), np.maximum(held - 1, 1)), (True, slice(None), held)]
-    every = held >= m
+        return [(False, slice(None), fewer), (True, slice(None), held)]
+    every = held[0] >= m
     if schedule != "1f1b" or not every.any():
         return [(False, slice(None), held)]
-    return [(False, slice(None), np.where(every, np.maximum(m - 1, 1), held)), (True, every, held)]
+    return [(False, slice(None), np.where(every, fewer, held)), (True, every, held)]
+
+
+def pieces_of(marks: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+    """[parts, rows] bytes that one micro-batch keeps of each of `PIECES`. `marks`: all that it saves, and such of its `ENDS` as are counted apart."""
+    saved = np.maximum(marks["saved"], 0)  # parameters that a forward pass gathers late and frees are no saving
+    found = {name: np.clip(marks[name], 0, saved) for name in ENDS if name in marks}
+    if "loss" in found:
+        found["loss"] = np.minimum(found["loss"], found["head"])
+        found["head"] = found["head"] - found["loss"]
+    return {"layers": np.maximum(saved - sum(found.values()), 0), **found}
+
+
+def of_others(pieces: dict[str, NDArray[np.int64]], held: NDArray[np.float64]) -> dict[str, NDArray[np.int64]]:
+    """[parts, rows] bytes of each piece that the other micro-batches in flight keep."""
+    return {name: np.rint(np.maximum(held[PIECES.index(name)] - 1, 0) * piece).astype(np.int64) for name, piece in pieces.items()}
 
 
 def _joined(stage: Stage, entries: list[Entry], fresh: bool) -> Rank:
     rows = np.concatenate([e[0] for e in entries])
     order = np.argsort(rows, kind="stable")  # the order of the table, as everything else that belongs to its rows
     number, repeats = (np.concatenate([np.full(len(e[0]), e[k], dtype=np.int64) for e in entries])[order] for k in (1, 2))
-    held, last = (np.concatenate([e[k] for e in entries])[order] for k in (3, 4))
+    held, last = (np.concatenate([e[k] for e in entries], axis=1)[:, order] for k in (3, 4))
     return Rank(stage, rows[order], number, repeats, held, last, fresh)
 
 

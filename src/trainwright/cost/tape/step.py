@@ -139,7 +139,8 @@ class Step(Modules):
         if fsdp is not None and self.root_group is not None:
             self.root_group.pre_forward()
         self._make_tables()
-        x = self._embed() if stage.first else self.received()
+        with self.tape.leaving("embedding"):
+            x = self._embed() if stage.first else self.received()
         tables = [op for op in self.setup.model.embedding if op.kind == "embedding"]
         # transformers' models keep `inputs_embeds` until they return, where nothing is added to it
         whole = [x.view()] if stage.first and not stage.piped and len(tables) == 1 else []
@@ -150,7 +151,8 @@ class Step(Modules):
         self.tape.at("forward", ENDS_AFTER)
         ends = [x]
         del x  # the head gives it up with the final norm's input
-        out = self._head(ends.pop(), whole) if stage.last else ends.pop()
+        with self.tape.leaving("head"):
+            out = self._head(ends.pop(), whole) if stage.last else ends.pop()
         if fsdp is not None and self.root_group is not None and not (stage.piped and stage.last):
             fsdp.leave(self.root_group, out)
         return out
