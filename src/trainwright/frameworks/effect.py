@@ -28,7 +28,7 @@ def without_effect(spec: RunSpec, framework: Framework, job: TrainingJob, types:
         found.append(("training.master_weights", "with training.autocast, whose weights are fp32"))
     if (nearest := _gradients(asked, framework, job, types)) is not None:
         found.append(("training.gradient_dtype", f"with {framework.title} here, whose gradients are reduced in {nearest}"))
-    first = {key: why for key, why in reversed(found)}  # one reason a key
+    first = dict(reversed(found))  # one reason a key
     return tuple(f"{key}: {_word(said.get(key))} has no effect {first[key]}" for key in dict.fromkeys(key for key, _ in found))
 
 
