@@ -56,13 +56,25 @@ class DryRun:
 def lay_out(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
     """The plan's wrappers around modules that are on their device already."""
     part.__dict__["to_empty"] = lambda device: part
-    call = apply(part, run, ranks, seed)
+    with any_graph():
+        call = apply(part, run, ranks, seed)
     for module in part.modules():
         if isinstance(module, Experts):
             route_evenly(module)
     if isinstance(call, nn.parallel.DistributedDataParallel):
         hook_without_data(call)
     return call
+
+
+@contextlib.contextmanager
+def any_graph() -> Iterator[None]:
+    """DDP that is told of a static graph reads from a tensor which weights were used."""
+    before = nn.parallel.DistributedDataParallel._set_static_graph
+    nn.parallel.DistributedDataParallel._set_static_graph = lambda ddp: None
+    try:
+        yield
+    finally:
+        nn.parallel.DistributedDataParallel._set_static_graph = before
 
 
 def evenly(total: int, number: int) -> list[int]:
@@ -140,10 +152,9 @@ class Dry(Trainer):
         for _, p in self.named:
             optimizers.settle(p)
         if self.masters:
-            self.masters.take()
-        self.optimizer.step()
-        if self.masters:
-            self.masters.give()
+            self.masters.step(self.optimizer)
+        else:
+            self.optimizer.step()
         for _, p in self.named:
             p.grad = None
 
