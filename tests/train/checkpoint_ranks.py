@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import layouts
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,8 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-import layouts
 
 from trainwright.errors import TrainwrightError
 from trainwright.train.checkpoint import Checkpoints, export_model

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, read by any layout, never unpickled. Four gloo ranks run the cases of one layout once (checkpoint_ranks.py); each test reads its own."""
+"""Checkpoints: whole or not there, read by any layout, never unpickled. Four gloo ranks run the cases (checkpoint_ranks.py)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def test_tensor_parallel_becomes_a_pipeline_to_the_bit(answers: dict[str, list[A
 
 
 @pytest.mark.parametrize("name", checkpoint_ranks.MOVES)
-def test_a_trainer_goes_on_in_another_layout_as_if_nothing_had_happened(
-    name: str, tmp_path: Path, ranks: Callable[[int], Workers]
-) -> None:
+def test_a_trainer_goes_on_in_another_layout_as_if_nothing_had_happened(name: str, tmp_path: Path, ranks: Callable[[int], Workers]) -> None:
     loss, other, norm, other_norm, steps = ranks(RANKS)("checkpoint_ranks:moved", str(tmp_path), name)[0]
     limit = 1e-3 if name == "masters" else 2e-6
     assert abs(loss - other) < limit
