@@ -113,13 +113,13 @@ class Muon(torch.optim.Optimizer):
     """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024) for the layers' matrices; AdamW for the rest.
 
     The step of an (m, n) matrix is scaled by 0.2 sqrt(max(m, n)), so that its size is AdamW's (arXiv:2502.16982). A sharded gradient is gathered for the
-    iteration and each rank keeps its part.
+    iteration and each rank keeps its part. A layer's experts are a stack (experts, m, n) of matrices: a cut between them splits none, so nothing is gathered.
     """
 
     COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
     def __init__(self, named: Named, settings: Settings, adam: dict[str, Any]) -> None:
-        matrices = [(n, p) for n, p in named if p.dim() == 2 and ".layers." in f".{n}"]
+        matrices = [(n, p) for n, p in named if p.dim() >= 2 and ".layers." in f".{n}"]
         ids = {id(p) for _, p in matrices}
         self.adam = torch.optim.AdamW(groups([(n, p) for n, p in named if id(p) not in ids], settings), **adam)
         made = groups(matrices, settings)
@@ -142,25 +142,30 @@ class Muon(torch.optim.Optimizer):
                 buffer.mul_(group["momentum"]).add_(p.grad)
                 update = self._orthogonal(p.grad + group["momentum"] * buffer)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape[-2:])))
         self.adam.step()
 
     def _orthogonal(self, g: torch.Tensor) -> torch.Tensor:
-        whole = g.full_tensor() if isinstance(g, DTensor) else g
-        x = whole.float()
-        x = x / (x.norm() + 1e-7)
-        tall = x.shape[0] > x.shape[1]
-        x = x.T if tall else x
-        a, b, c = self.COEFFICIENTS
-        for _ in range(5):
-            s = x @ x.T
-            x = a * x + (b * s + c * s @ s) @ x
-        x = x.T if tall else x
         if not isinstance(g, DTensor):
-            return x
+            return self._iterated(g)
+        if g.dim() > 2 and all(place.is_replicate() or getattr(place, "dim", None) == 0 for place in g.placements):
+            mine = self._iterated(g.to_local())
+            return DTensor.from_local(mine, g.device_mesh, g.placements, run_check=False, shape=g.shape, stride=g.stride())
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(x.contiguous(), g.device_mesh, g.placements, src_data_rank=None)
+        return distribute_tensor(self._iterated(g.full_tensor()).contiguous(), g.device_mesh, g.placements, src_data_rank=None)
+
+    def _iterated(self, g: torch.Tensor) -> torch.Tensor:
+        """(..., m, n) -> the same, each matrix near the closest orthogonal one."""
+        x = g.float()
+        x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+        tall = x.shape[-2] > x.shape[-1]
+        x = x.mT if tall else x
+        a, b, c = self.COEFFICIENTS
+        for _ in range(5):
+            s = x @ x.mT
+            x = a * x + (b * s + c * s @ s) @ x
+        return x.mT if tall else x
 
 
 class Masters:
