@@ -149,3 +149,17 @@ def test_what_this_trainer_cannot_build_is_one_line() -> None:
                 validate(spec({"dp": 8, "sharding": "zero3"}) | {"training": {"seq_len": 64, "global_batch_size": 16, "precision": "fp8"}})
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [
+        ({"framework": "fsdp1", "sharding": "none"}, "strategy.framework: fsdp1 .*nearest: strategy.framework = ddp"),
+        ({"framework": "fsdp1", "sharding": "zero3"}, "strategy.framework: fsdp1 .*nearest: strategy.framework = fsdp2"),
+        ({"framework": "deepspeed", "sharding": "zero1"}, "strategy.framework: .*DeepSpeed.*nearest: fsdp2, ddp"),
+        ({"async_tp": True, "tp": 2}, "strategy.async_tp"),
+    ],
+)
+def test_what_would_be_built_otherwise_than_planned_is_refused(strategy: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        dry_run(resolve(validate(spec({"dp": 8 // strategy.get("tp", 1), **strategy}) | {"training": {"seq_len": 64, "global_batch_size": 16}})))

@@ -26,6 +26,7 @@ from . import optimizer as optimizers
 from .data.batches import Batch
 from .decoder import Decoder, build
 from .device import Machine
+from .engines import NATIVE, engine_of
 from .experts import Route
 from .mesh import Ranks, ranks_of
 from .metrics import state_tensors, tensor_bytes
@@ -206,7 +207,13 @@ def lazy_pieces() -> Iterator[None]:
 
 
 def dry_run(run: Run, rank: int = 0) -> DryRun:
-    """Builds and steps rank `rank`. Raises `SpecError` where PyTorch, or this trainer, refuses the plan."""
+    """Builds and steps rank `rank`. Raises `SpecError` where PyTorch, or this trainer, refuses the plan, or another engine would run it."""
+    settings = Settings(device="cpu")
+    engine = engine_of(run, settings)
+    if engine.name != NATIVE:
+        what = f"what can be built here is PyTorch's own wrappers, not {engine.title}, which runs this plan"
+        raise SpecError(what, "strategy.framework", ["fsdp2", "ddp"])
+    engine.check(run, settings, False)
     began = time.perf_counter()
     tracker = Tracker()
     try:
@@ -215,7 +222,7 @@ def dry_run(run: Run, rank: int = 0) -> DryRun:
             if run.model.experts and ranks.spreads_experts:
                 ranks.experts  # noqa: B018 the mesh of experts as well, which is made when it is first asked for
             with lazy_pieces(), FakeTensorMode(), tracker:
-                trainer = Dry(run, Settings(device="cpu"), ranks)
+                trainer = Dry(run, settings, ranks)
                 batch = fake_batch(run)
                 trainer.dry_step(batch)
                 tracker.reset()
