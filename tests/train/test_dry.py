@@ -162,4 +162,6 @@ def test_what_this_trainer_cannot_build_is_one_line() -> None:
 )
 def test_what_would_be_built_otherwise_than_planned_is_refused(strategy: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        dry_run(resolve(validate(spec({"dp": 8 // strategy.get("tp", 1), **strategy}) | {"training": {"seq_len": 64, "global_batch_size": 16}})))
+        dry_run(
+            resolve(validate(spec({"dp": 8 // strategy.get("tp", 1), **strategy}) | {"training": {"seq_len": 64, "global_batch_size": 16}}))
+        )
