@@ -18,6 +18,7 @@ from .frameworks.base import Framework
 from .frameworks.dtypes import dtypes
 from .frameworks.effect import without_effect
 from .models.adapters import lora_targets
+from .schedules import SCHEDULES
 from .spec.cluster import ClusterSpec
 from .spec.job import TrainingJob
 from .spec.model import ModelSpec
@@ -220,7 +221,7 @@ def resolve_layout(s: StrategySection, cluster: ClusterSpec, framework: Framewor
             "strategy.dp",
             [gpus // model_parallel],
         )
-    virtual_stages = s.virtual_stages or 1
+    virtual_stages = s.virtual_stages or _chunks(s.schedule, pp)
     structure = resolve_structure(s, framework, tp, virtual_stages)
     shards = s.dp_shard or (dp // s.dp_replicate if s.dp_replicate else (1 if structure.sharding == "none" else dp))
     if shards < 1 or dp % shards or (s.dp_replicate and s.dp_replicate * shards != dp):
@@ -239,6 +240,13 @@ def resolve_layout(s: StrategySection, cluster: ClusterSpec, framework: Framewor
         virtual_stages=virtual_stages,
         micro_batch_size=s.micro_batch_size or 1,
     )
+
+
+def _chunks(schedule: str | None, pp: int) -> int:
+    """Virtual stages that nobody said: as many as the schedule cannot do without."""
+    if schedule is None or pp == 1:
+        return 1
+    return int(SCHEDULES.get_or_raise(schedule, "strategy.schedule").default_chunks)
 
 
 def accumulation_steps(job: TrainingJob, plan: ParallelPlan) -> int:

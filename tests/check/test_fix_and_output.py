@@ -238,8 +238,9 @@ def test_a_mended_file_keeps_its_permissions(folder: Path, capsys: pytest.Captur
     file = folder / "mine.json"
     file.write_text('{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}')
     file.chmod(0o600)
+    run(capsys, "mine.json", "--fix", "--on", "16xH100", "-o", "new.json")
     run(capsys, "mine.json", "--fix", "--on", "16xH100")
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == (folder / "new.json").stat().st_mode & 0o777 == 0o600
     assert json.loads(file.read_text())["train_batch_size"] == 3 * 2 * 16
 
 

@@ -42,6 +42,7 @@ ON = ("--on", "8xH100")
         (("plan", "7B", *ON, "--max-cost", "-3"), "'-3' is negative (nearest: 3)"),
         (("plan", "7B", *ON, "--deadline=-3d"), "'-3d' is negative (nearest: 3d)"),
         (("estimate", "7B", *ON, "--set", "strategy.layers_per_stage=3,4"), "'3,4' is not a list (nearest: [3, 4])"),
+        (("estimate", "7B", *ON, "--set", "strategy.layers_per_stage=3,x"), "'3,x' is not a list (nearest: [3])"),
         (("estimate", "7B", *ON, "--set", "training.lora_targets=q_proj"), 'is not a list (nearest: ["q_proj"])'),
         (("estimate", "7B", *ON, "--lora-rank", "8"), "changes nothing with training.method full (nearest: --method lora"),
         (("estimate", "7B", *ON, "--method", "lora", "--base-quantization", "int8"), "nearest: --method qlora"),
@@ -52,6 +53,11 @@ ON = ("--on", "8xH100")
         (("plan", "7B", *ON, "--schedule", "1bf1"), "1f1b"),
         (("plan", "7B", *ON, "--set", "strategy.tpp=3"), "tp"),
         (("plan", "7B", *ON, "--set", "nonsense"), "KEY=VALUE"),
+        (("plan", "7B", *ON, "--set", "micro_batch=2"), "is in no section of the run spec (nearest: strategy.micro_batch_size"),
+        (("plan", "7B", *ON, "-o", ""), "--output: is empty"),
+        (("schedule", "1f1b", "-o", ""), "--output: is empty"),
+        (("check", "x.json", "--fix", "-o", ""), "x.json|--output: is empty"),
+        (("convert", "--launch", "x", "--to", "fsdp", "-o", " "), "--output: is empty"),
         (("plan", "7B", *ON, "--json", "--csv"), "cannot both"),
         (("plan", "7B", *ON, "-o", "/nowhere/plan.toml"), "/nowhere"),
         (("estimate", "7B", *ON, "--tp", "3"), "tp 3"),
@@ -163,8 +169,17 @@ def test_a_file_that_was_there_is_said_to_be_replaced(run: Callable[..., Any], t
     assert drawing.stat().st_mode & 0o777 == 0o640  # and keeps its permissions
 
 
-def test_a_folder_in_place_of_a_plan(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert "folder" in refused("plan", "7B", *ON, "-o", str(tmp_path))
+def test_a_folder_in_place_of_a_file_names_the_file_that_it_may_be(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("{}")
+    assert f"nearest: {tmp_path}/plan.toml" in refused("plan", "7B", *ON, "-o", str(tmp_path))
+    assert f"nearest: {tmp_path}/machine.toml" in refused("calibrate", "-o", str(tmp_path))
+    assert f"nearest: {tmp_path}/c.json" in refused("check", str(tmp_path / "c.json"), "--fix", "-o", str(tmp_path))
+
+
+def test_the_model_and_the_cluster_are_keys_as_others_are(run: Callable[..., Any]) -> None:
+    found = run("estimate", "7B", "--set", "cluster=16xA100-80GB", "--set", "model=gpt2", "--json")
+    assert '"model": "gpt2"' in found.out
+    assert '"nodes": 2' in found.out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

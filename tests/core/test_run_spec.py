@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
@@ -67,6 +68,38 @@ def test_what_is_wrong_is_named(change: dict[str, Any], line: str) -> None:
     with pytest.raises(tw.SpecError, match=line) as caught:
         validate({**MINIMAL, **change})
     assert "\n" not in str(caught.value)
+
+
+def fields() -> list[tuple[str, str, Any]]:
+    sections = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}
+    return [(section, name, field) for section, kind in sections.items() for name, field in kind.model_fields.items()]
+
+
+@pytest.mark.parametrize("value", [-(10**15), -5, 10**19])
+def test_every_number_out_of_range_is_refused_with_one_that_is_taken(value: int) -> None:
+    numbers = [(s, n) for s, n, f in fields() if "int" in str(f.annotation) or "float" in str(f.annotation)]
+    seen = 0
+    for section, name in numbers:
+        document = {
+            "model": "7B",
+            "cluster": {"gpu": "H100"},
+            section: {"gpu": "H100", name: value} if section == "cluster" else {name: value},
+        }
+        with pytest.raises(tw.SpecError) as refused:
+            validate(document)
+        if "greater" not in refused.value.message and "less" not in refused.value.message:
+            continue
+        seen += 1
+        for near in refused.value.nearest.split(", "):
+            number = float(near)
+            document[section][name] = int(number) if number.is_integer() else number
+            validate(document)
+    assert seen > 20
+
+
+def test_a_date_is_shown_as_it_was_written() -> None:
+    with pytest.raises(tw.SpecError, match=r"training.seq_len: 2024-01-01: "):
+        validate({**MINIMAL, "training": {"seq_len": datetime.date(2024, 1, 1)}})
 
 
 def test_a_missing_model_is_named() -> None:

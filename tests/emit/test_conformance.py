@@ -108,6 +108,7 @@ def test_an_unknown_target_names_the_nearest():
     ("name", "strategy", "field", "near"),
     [
         ("fsdp", {"tp": 4}, "strategy.tp", "strategy.tp = 1"),
+        ("torchtitan", {"pp": 2, "schedule": "zb-v", "sharding": "zero3"}, "strategy.sharding", "strategy.sharding = zero2"),
         ("fsdp", {"framework": "megatron"}, "strategy.framework", "strategy.framework = fsdp2"),
         ("trainer", {"framework": "fsdp2", "recompute": "selective"}, "training.gradient_dtype", "training.gradient_dtype = bf16"),
         (

@@ -1,15 +1,13 @@
-"""Four ranks that save and load in many layouts; run by test_checkpoint.py, once for all of its cases. Prints one JSON document from rank 0."""
+"""Four ranks that save and load in many layouts, for test_checkpoint.py."""
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
+import layouts
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,9 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-sys.path.insert(0, str(Path(__file__).parent))
-import layouts
 
 from trainwright.errors import TrainwrightError
 from trainwright.train.checkpoint import Checkpoints, export_model
@@ -222,18 +217,8 @@ class Cases:
         checkpoints.clean()
         return loaded and loaded.step, sorted(p.name for p in (self.folder / "half").iterdir())
 
-    def trainers_go_on_in_another_layout(self) -> dict[str, Any]:
-        """Two steps in one layout, saved; then the third step there and, loaded, in the other: (loss, loss, gradient norms' difference)."""
-        found: dict[str, Any] = {}
-        for name, (model, before, after, training) in MOVES.items():
-            try:
-                found[name] = self._moved(name.replace(" ", "-"), model, before, after, training)
-            except Exception:
-                found[name] = traceback.format_exc()
-            dist.barrier()
-        return found
-
-    def _moved(self, name: str, model: str, before: dict[str, Any], after: dict[str, Any], training: dict[str, Any]) -> Any:
+    def moved(self, name: str, model: str, before: dict[str, Any], after: dict[str, Any], training: dict[str, Any]) -> Any:
+        """Two steps in one layout, saved; then the third step there and, loaded, in the other: (loss, loss, gradient norms, steps)."""
         first = layouts.trainer(model, before, training)
         for step in range(2):
             first.step(layouts.batch(step, *first.ranks.replica))
@@ -300,23 +285,17 @@ def cut_all(folder: Path) -> None:
     older.write_bytes(older.read_bytes()[:100])
 
 
-def main(folder: str) -> None:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+def every_case(folder: str) -> dict[str, Any]:
+    """What each case says on this rank."""
     cases, answers = Cases(Path(folder)), {}
-    for name in [n for n in vars(Cases) if not n.startswith("_") and n not in ("checkpoints", "saved")]:
+    for name in [n for n in vars(Cases) if not n.startswith("_") and n not in ("checkpoints", "saved", "moved")]:
         try:
-            mine: Any = getattr(cases, name)()
+            answers[name] = getattr(cases, name)()
         except Exception:
-            mine = traceback.format_exc()
-        box: list[Any] = [None] * size
-        dist.all_gather_object(box, mine)
-        answers[name] = box
-    if rank == 0:
-        json.dump(answers, sys.stdout)
-    dist.destroy_process_group()
+            answers[name] = traceback.format_exc()
+        dist.barrier()
+    return answers
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
+def moved(folder: str, name: str) -> Any:
+    return Cases(Path(folder)).moved(name.replace(" ", "-"), *MOVES[name])

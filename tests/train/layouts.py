@@ -58,6 +58,11 @@ def trainer(model: str, strategy: dict[str, Any], training: dict[str, Any] | Non
     return Trainer(run, Settings(steps=3, warmup_steps=0, learning_rate=1e-3, eps=1e-5), ranks_of(run.plan, CPU))
 
 
+def notes(model: str, strategy: dict[str, Any], training: dict[str, Any]) -> list[str]:
+    """What the trainer chose otherwise than it was asked."""
+    return trainer(model, strategy, training).notes
+
+
 def train(model: str, strategy: dict[str, Any], training: dict[str, Any] | None = None, steps: int = 3, **settings: Any) -> dict[str, Any]:
     """Losses and gradient norms of `steps` steps, this rank's first whole gradients and resident bytes, on whatever ranks are there."""
     run = run_of(model, strategy, training)

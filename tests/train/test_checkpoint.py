@@ -1,19 +1,20 @@
-"""Checkpoints: whole or not there, read by any layout, never unpickled. Four gloo ranks run all cases once (checkpoint_ranks.py); each test reads its own."""
+"""Checkpoints: whole or not there, read by any layout, never unpickled. Four gloo ranks run the cases (checkpoint_ranks.py)."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+import checkpoint_ranks
 import torch
+from workers import Workers
 
 from trainwright.train.checkpoint import Checkpoints
 from trainwright.train.whole import MANIFEST, Damaged, check, latest_step, read_manifest, step_folders
@@ -22,28 +23,9 @@ RANKS = 4
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    script = Path(__file__).with_name("checkpoint_ranks.py")
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder)],
-            env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if r == 0 else subprocess.DEVNULL,
-        )
-        for r in range(RANKS)
-    ]
-    try:
-        out, err = running[0].communicate(timeout=400)
-    finally:
-        for p in running:
-            p.kill()
-            p.wait()
-    assert running[0].returncode == 0, err.decode()[-3000:]
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
+def answers(tmp_path_factory: pytest.TempPathFactory, ranks: Callable[[int], Workers]) -> dict[str, list[Any]]:
+    found = ranks(RANKS)("checkpoint_ranks:every_case", str(tmp_path_factory.mktemp("checkpoints")), timeout_s=400)
+    return {name: json.loads(json.dumps([rank[name] for rank in found])) for name in found[0]}
 
 
 def each(answers: dict[str, list[Any]], name: str) -> Any:
@@ -61,17 +43,15 @@ def test_tensor_parallel_becomes_a_pipeline_to_the_bit(answers: dict[str, list[A
     assert each(answers, "tp2_to_pp2") is True
 
 
-def test_trainers_go_on_in_another_layout_as_if_nothing_had_happened(answers: dict[str, list[Any]]) -> None:
-    found = answers["trainers_go_on_in_another_layout"][0]
-    assert len(found) == 11
-    for name, moved in found.items():
-        assert not isinstance(moved, str), f"{name}: {moved}"
-        loss, other, norm, other_norm, steps = moved
-        limit = 1e-3 if name == "masters" else 2e-6
-        assert abs(loss - other) < limit, (name, moved)
-        assert abs(norm - other_norm) < limit * 10, (name, moved)
-        assert steps == 3
-    assert found["zero3 to the same"][0] == found["zero3 to the same"][1]
+@pytest.mark.parametrize("name", checkpoint_ranks.MOVES)
+def test_a_trainer_goes_on_in_another_layout_as_if_nothing_had_happened(name: str, tmp_path: Path, ranks: Callable[[int], Workers]) -> None:
+    loss, other, norm, other_norm, steps = ranks(RANKS)("checkpoint_ranks:moved", str(tmp_path), name)[0]
+    limit = 1e-3 if name == "masters" else 2e-6
+    assert abs(loss - other) < limit
+    assert abs(norm - other_norm) < limit * 10
+    assert steps == 3
+    if name == "zero3 to the same":
+        assert loss == other
 
 
 def test_a_save_holds_the_state_of_its_step_although_training_goes_on(answers: dict[str, list[Any]]) -> None:

@@ -87,6 +87,11 @@ def test_pytorchs_engine_does_not_run_unsharded_what_is_planned_sharded(framewor
         ENGINES["native"].check(plan, Settings(), False)
 
 
+def test_fsdp1_without_shards_is_no_other_wrapper_without_a_word() -> None:
+    with pytest.raises(SpecError, match=r"strategy.framework: fsdp1 .*nearest: strategy.framework = ddp"):
+        ENGINES["native"].check(run_of("gpt", {"framework": "fsdp1", "dp": 2, "sharding": "none"}), Settings(), False)
+
+
 @pytest.mark.parametrize(
     ("training", "said"),
     [

@@ -130,18 +130,20 @@ def test_each_wrong_beginning_is_one_line(folder: Path) -> None:
     assert init(folder / "empty").startswith("init: FOLDER/gone.safetensors cannot be read: ")
 
 
-def test_what_a_run_cannot_start_from_is_said_before_a_rank_starts_and_leaves_nothing(folder: Path) -> None:
-    status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--init", "their"))
-    assert (status, err) == (2, "trainwright: init: there is no such folder (nearest: theirs)\n")
+def test_what_a_run_cannot_start_from_is_said_before_a_rank_starts_and_leaves_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this very process: no rank needs to start for it."""
+    monkeypatch.chdir(folder)
+    never = ("train", "plan.toml", "-o", "never")
+    assert said(capsys, *never, "--init", "their") == (2, "trainwright: init: there is no such folder (nearest: theirs)\n")
     gone = "model.layers.1.mlp.up_proj.weight"
     other(folder, "lacking", lambda t: t.pop(gone))
-    status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--init", "lacking"))
-    assert (status, err) == (2, f"trainwright: init: lacking holds no {gone}: it is of another model\n")
-    status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--model-from", "json:make"))
-    assert (status, err) == (2, "trainwright: model_from: json has no function make\n")
+    lacking = f"trainwright: init: lacking holds no {gone}: it is of another model\n"
+    assert said(capsys, *never, "--init", "lacking") == (2, lacking)
+    assert said(capsys, *never, "--model-from", "json:make") == (2, "trainwright: model_from: json has no function make\n")
     assert not (folder / "never").exists()
-    status, _, err = ended(train(folder, "plan.toml", "-o", "never", "--export", "ours"))
-    assert (status, err) == (2, "trainwright: ours: holds a model already\n")
+    assert said(capsys, *never, "--export", "ours") == (2, "trainwright: ours: holds a model already\n")
 
 
 def test_a_module_of_ones_own_trains_resumes_and_is_exported_under_its_names(folder: Path) -> None:

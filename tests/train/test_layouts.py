@@ -140,6 +140,11 @@ def test_gpt(ranks: Ranks, case: str) -> None:
     compare(ranks, "gpt", *CASES[case])
 
 
+def test_what_is_chosen_otherwise_is_said(ranks: Ranks) -> None:
+    said = ranks(2)("layouts:notes", "gpt", {"dp": 2}, {"optimizer": "sgd_momentum", "optimizer_kernel": "fused"})
+    assert said == [["PyTorch's fused SGD takes no sharded weights: foreach runs instead"]] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", LLAMA_CASES)
 def test_llama(ranks: Ranks, case: str) -> None:

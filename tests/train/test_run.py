@@ -18,9 +18,11 @@ import pytest
 pytest.importorskip("torch")
 
 from trainwright.cli import main
+from trainwright.report.run_trace import MEASURED
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak_kills.py"
 LIMIT_S = 400
+BOARD = importlib.util.find_spec("tensorboard") is not None
 
 
 def _soak() -> Any:
@@ -72,9 +74,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> dict[int, float]:
-    """The run that nothing happens to: 12 steps, a checkpoint every 4."""
-    status, out, err = ended(train(folder, "plan.toml", "-o", "whole", "--steps", "12", "--json"))
+    """The run that nothing happens to: 12 steps, a checkpoint every 4, with everything that can be watched."""
+    board = ["--tensorboard"] if BOARD else []
+    status, out, err = ended(train(folder, "plan.toml", "-o", "whole", "--steps", "12", "--json", "--profile", *board))
     assert status == 0, err
+    assert "trace for ui.perfetto.dev: whole/traces/trace.json" in err
     document = json.loads(out)
     assert (document["word"], document["step"], document["saved"], document["resume"]) == ("done", 12, 12, None)
     return losses(folder / "whole")
@@ -92,6 +96,29 @@ def test_a_run_writes_its_losses_checkpoints_and_memory(folder: Path, whole: dic
     step = next(e for e in events if e["event"] == "step")
     assert step["tokens"] == 4 * 32
     assert 0 < step["mfu"] < 1
+
+
+def test_one_trace_holds_the_predicted_step_and_both_ranks_measured_ones(folder: Path, whole: dict[int, float]) -> None:
+    document = json.loads((folder / "whole" / "traces" / "trace.json").read_text())
+    names = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
+    assert names == {0: "predicted, every rank", MEASURED: "measured rank 0", MEASURED + 1: "measured rank 1"}
+    predicted = [e for e in document["traceEvents"] if e["ph"] == "X" and e["pid"] == 0]
+    assert sum(e["dur"] for e in predicted) == pytest.approx(document["metadata"]["predicted_step_s"] * 1e6, rel=1e-6)
+    for rank in range(2):
+        kinds = {e["name"] for e in document["traceEvents"] if e["ph"] == "X" and e["pid"] == MEASURED + rank}
+        assert {"aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"} <= kinds
+        assert any("all_gather" in k or "allgather" in k for k in kinds), "the collectives of FSDP2 are not in the trace"
+
+
+@pytest.mark.skipif(not BOARD, reason="TensorBoard is not installed")
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_the_losses_of_metrics_jsonl(folder: Path, whole: dict[int, float]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder / "whole" / "tensorboard"))
+    board.Reload()
+    assert {e.step: e.value for e in board.Scalars("loss")} == pytest.approx(whole, rel=1e-6)
+    assert {"gradient_norm", "rate", "tokens_per_s", "mfu"} <= set(board.Tags()["scalars"])
 
 
 def test_a_run_is_not_written_over(folder: Path, whole: dict[int, float]) -> None:

@@ -53,7 +53,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "offload": (spec(offload="optimizer-cpu"), "strategy.offload.*nearest: none"),
     "compile": (spec(compile=True), "strategy.compile.*nearest: False"),
     "context parallel": (spec(cp=2), "strategy.cp.*nearest: 1"),
-    "schedule": (spec(pp=2, schedule="zb-v", virtual_stages=2), "strategy.virtual_stages.*nearest: 1"),
+    "schedule": (spec(pp=2, schedule="v-half"), "strategy.schedule.*nearest: .*1f1b, .*zb-v"),
+    "split backward past DDP's hooks": (
+        spec({"master_weights": "none"}, framework="ddp", pp=2, schedule="zb-v"),
+        "strategy.framework: zb-v .*nearest: fsdp2",
+    ),
+    "split backward of weights that are sharded again": (
+        spec(sharding="zero3", pp=2, schedule="dualpipe-v"),
+        "strategy.sharding: dualpipe-v .*nearest: zero2",
+    ),
     "8-bit optimizer": (spec({"optimizer": "adam8bit"}), "training.optimizer.*nearest: adamw"),
     "fp8": (spec({"precision": "fp8"}), "training.precision.*nearest: bf16"),
     "qlora": (spec({"method": "qlora"}), "training.method.*nearest: full, lora"),
@@ -72,6 +80,13 @@ def test_what_cannot_be_measured_names_the_field_and_what_can(name: str) -> None
     with pytest.raises(SpecError, match=says) as refused:
         measurable(resolve(validate(document)))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-v", 2), ("dualpipe-v", 2)])
+def test_a_schedule_brings_its_chunks_where_nobody_says_how_many(schedule: str, chunks: int) -> None:
+    assert resolve(validate(spec(pp=2, schedule=schedule))).plan.virtual_stages == chunks
+    assert resolve(validate(spec(schedule=schedule))).plan.virtual_stages == 1
+    assert resolve(validate(spec(pp=2, schedule=schedule, virtual_stages=3))).plan.virtual_stages == 3
 
 
 def test_sizes_and_catalogue_models_are_measurable_with_every_field_filled() -> None:

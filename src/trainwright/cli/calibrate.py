@@ -37,7 +37,7 @@ def calibrate(
     if template:
         typer.echo(TEMPLATE, nl=False)
         return
-    check_target(output)
+    check_target(output, "machine.toml")
     if not runs:
         _measure(ranks, _formats(dtypes), thorough, output, json_)
         return

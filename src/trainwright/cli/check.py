@@ -25,7 +25,7 @@ def check(
         str, typer.Option("--launch", help="The command that starts the run; it overrides the files.", show_default=False)
     ] = "",
     fix: Annotated[bool, typer.Option("--fix", help="Write the mended file; comments and layout stay.")] = False,
-    output: Annotated[str, typer.Option("-o", "--output", help="With --fix and one file: write there.", show_default=False)] = "",
+    output: Annotated[str | None, typer.Option("-o", "--output", help="With --fix and one file: write there.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file that -o names.")] = False,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="A check to leave out: K33.", show_default=False)] = None,
     form: Annotated[str, typer.Option("--format", help="text, github, sarif, json.")] = "text",
@@ -51,9 +51,9 @@ def check(
     if not files:
         raise SpecError("which files? none are named", "check", ["trainwright check ds_config.json"])
     texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files}
-    if output and not fix:
+    if output is not None and not fix:
         raise SpecError("is for --fix", "--output")
-    check_target(output)
+    check_target(output, Path(files[0]).name)
     judge = lambda those: checked(those, launch=launch, model=model, on=on, ignore=ignore or ())  # noqa: E731
     report, mended = judge(texts), []
     if fix:
@@ -64,7 +64,7 @@ def check(
     return 1 if report.has_errors else 0
 
 
-def _fix(report: Report, names: list[str], output: str, force: bool) -> list[Mended]:
+def _fix(report: Report, names: list[str], output: str | None, force: bool) -> list[Mended]:
     """Writes every file that changes, and gives those back; what could not be changed is said on stderr."""
     from ..check.fix import mend
     from ..check.read import read_document
@@ -83,7 +83,7 @@ def _fix(report: Report, names: list[str], output: str, force: bool) -> list[Men
         for finding, reason in zip(m.left, m.reasons, strict=True):
             print(one_line(f"{finding.place}: {finding.check} is left: {reason}", 2000), file=sys.stderr)
     for m in changed:
-        print(one_line(f"wrote {write_text(output or m.name, m.text)}: {len(m.applied)} mended"), file=sys.stderr)
+        print(one_line(f"wrote {write_text(output or m.name, m.text, like=m.name)}: {len(m.applied)} mended"), file=sys.stderr)
     return changed
 
 

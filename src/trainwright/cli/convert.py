@@ -22,7 +22,9 @@ def convert(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="CONFIG...", help="Files of one run, - for stdin.", show_default=False)
     ] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="Folder to write into; without it nothing is written.")] = "",
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", help="Folder to write into; without it nothing is written.", show_default=False)
+    ] = None,
     model: Annotated[str, typer.Option("--model", help="The model, where no file names it.", show_default=False)] = "",
     on: Annotated[str, typer.Option("--on", help="GPUs and their kind: 16xH100.", show_default=False)] = "",
     launch: Annotated[
@@ -41,8 +43,9 @@ def convert(
     """
     from ..check.convert import convert as converted
     from .emit import write_all
-    from .output import print_json, read_bytes
+    from .output import print_json, read_bytes, require_name
 
+    require_name(output, "folder")
     texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files or ()}
     found = converted(texts, to, launch=launch, model=model or None, on=on or None)
     paths = write_all(Path(output), found.files, force) if output else []

@@ -45,10 +45,9 @@ def emit(
     from ..api import emit as written
     from ..emit import Options
     from ..emit.readme import OPEN
-    from .output import console, print_json
+    from .output import console, print_json, require_name
 
-    if not output.strip():
-        raise SpecError("is empty: no folder", "--output", [". for this one"])
+    require_name(output, "folder")
     options = Options()
     options = replace(
         options,

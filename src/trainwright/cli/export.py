@@ -31,8 +31,9 @@ def export(
     require_torch()
     from ..train.export import export as write
     from ..units import format_bytes
-    from .output import console, print_json
+    from .output import console, print_json, require_name
 
+    require_name(output, "folder")
     found = write(Path(checkpoint), Path(output), dtype)
     if json_:
         print_json(vars(found))

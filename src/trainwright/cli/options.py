@@ -10,11 +10,11 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from ..errors import SpecError
+from ..errors import SpecError, nearest
 
 if TYPE_CHECKING:
     from ..measure.calibrate import Profile
@@ -156,10 +156,24 @@ def set_keys(document: dict[str, Any], settings: Iterable[str]) -> dict[str, Any
     """The document with each ``section.key=value`` laid over it."""
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or "." not in key:
+        if not equals:
             raise SpecError(f"{setting[:80]!r} is not KEY=VALUE", "--set", ["strategy.cp_kind=ulysses"])
-        _put(document, key.strip(), _literal(text.strip()))
+        key, value = key.strip(), text.strip()
+        if key in ("model", "cluster"):
+            _put(document, key, _literal(value) if value.startswith("{") and key == "model" else value)
+            continue
+        if "." not in key:
+            _without_section(key)
+        _put(document, key, _literal(value))
     return document
+
+
+def _without_section(key: str) -> NoReturn:
+    from ..spec.run import keys
+
+    every = {f"{section}.{name}": name for section in ("cluster", "training", "strategy") for name in keys([section])}
+    near = [path for word in nearest(key, every.values()) for path, name in every.items() if name == word]
+    raise SpecError(f"{key[:80]!r} is in no section of the run spec", "--set", near or ["strategy.cp_kind"])
 
 
 def read_document(model: str) -> dict[str, Any]:

@@ -87,13 +87,22 @@ def table_format(json_: bool, csv_: bool, markdown: bool) -> str:
     return asked[0] if asked else "table"
 
 
-def check_target(path: str | Path | None) -> None:
-    """Raises `SpecError` where `write_text` would, before an answer is made that could not be kept. None and "" are no file."""
+def require_name(output: str | None, what: str = "file") -> None:
+    """Raises `SpecError` for ``-o ""``, which is not the same as leaving it out (None)."""
+    if output is not None and not output.strip():
+        raise SpecError(f"is empty: no {what}", "--output", [". for this one"] if what == "folder" else [])
+
+
+def check_target(path: str | None, usual: str = "plan.toml") -> None:
+    """Raises `SpecError` where `write_text` would, before an answer is made that could not be kept. None is no file; `usual` is what one would be called."""
+    require_name(path)
     target = Path(path or "")
     if not path or (target.exists() and not target.is_file() and not target.is_dir() and os.access(target, os.W_OK)):
         return
     if target.exists() and not target.is_dir() and not os.access(target, os.W_OK):
         raise SpecError("cannot be written: no permission", str(target))
+    if target.is_dir():
+        raise SpecError("is a folder, a file is needed", str(target), [str(target / usual)])
     handle, temporary = _beside(target)
     os.close(handle)
     os.unlink(temporary)
@@ -102,7 +111,7 @@ def check_target(path: str | Path | None) -> None:
 def _beside(target: Path) -> tuple[int, str]:
     """A new temporary file in the folder of `target`."""
     if target.is_dir():
-        raise SpecError("is a folder, a file is needed", str(target), [str(target / "plan.toml")])
+        raise SpecError("is a folder, a file is needed", str(target))
     target = Path(os.path.realpath(target))
     if not target.parent.is_dir():
         raise SpecError("the folder does not exist", str(target.parent))
@@ -120,9 +129,18 @@ def wrote(path: str | Path, text: str) -> str:
     return f"{'replaced' if before else 'wrote'} {write_text(path, text)}"
 
 
-def write_text(path: str | Path, text: str) -> Path:
+def _mode(target: Path, like: str) -> int:
+    for path in (target, Path(like)):
+        if path.is_file():
+            return path.stat().st_mode & 0o7777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def write_text(path: str | Path, text: str, like: str = "") -> Path:
     """Writes the whole file or nothing: to a temporary file beside it, then renamed over it. A link keeps pointing where it did, a file that was there
-    its permissions; what is no regular file (a pipe, ``/dev/stdout``) is written into, never replaced."""
+    its permissions, a new one has those of the file `like`; what is no regular file (a pipe, ``/dev/stdout``) is written into, never replaced."""
     target = Path(path)
     if target.exists() and not target.is_file() and not target.is_dir():
         try:
@@ -136,9 +154,7 @@ def write_text(path: str | Path, text: str) -> Path:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as f:
             f.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~umask)
+        os.chmod(temporary, _mode(target, like))
         os.replace(temporary, target)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)

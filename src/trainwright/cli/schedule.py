@@ -51,7 +51,7 @@ Versus = Annotated[str, typer.Option(help="A second schedule, shown beside the f
 AsIs = Annotated[bool, typer.Option("--as-is", help="With --versus: both at their own memory.")]
 TradeOff = Annotated[bool, typer.Option("--trade-off", help="The best schedule for each memory cap.")]
 Output = Annotated[
-    str,
+    str | None,
     typer.Option(
         "-o", "--output", help="Where to draw: x.html, x.svg, x.json, x.trace.json (Perfetto), x.csv (PyTorch).", show_default=False
     ),
@@ -86,7 +86,7 @@ def schedule(
     versus: Versus = "",
     as_is: AsIs = False,
     trade_off: TradeOff = False,
-    output: Output = "",
+    output: Output = None,
     width: Width = None,
     json_: Json = False,
 ) -> None:
@@ -265,19 +265,19 @@ def _suffix(output: str) -> str:
     return next((s for s in SUFFIXES if lower.endswith(s)), "")
 
 
-def _drawable(output: str, two: bool) -> None:
+def _drawable(output: str | None, two: bool) -> None:
     """Refuses before anything is searched or replayed what could not be drawn or written."""
     from ..errors import SpecError
     from .output import check_target
 
     if output and not _suffix(output):
         raise SpecError(f"{output[:80]!r} does not say what to draw", "--output", [f"timeline{s}" for s in SUFFIXES])
-    if two and _suffix(output) in (".trace.json", ".csv"):
+    if output and two and _suffix(output) in (".trace.json", ".csv"):
         raise SpecError("holds one schedule; leave out --versus", output)
-    check_target(output)
+    check_target(output, f"timeline{_suffix(output or '')}")
 
 
-def _write(output: str, shown: list[Timeline], note: str, width: int | None) -> None:
+def _write(output: str | None, shown: list[Timeline], note: str, width: int | None) -> None:
     """Draws what the file's name asks for."""
     if not output:
         return

@@ -72,8 +72,10 @@ def train(
     """
     from ..train.launch import Place
     from ..train.scope import require_torch
+    from .output import require_name
 
     require_torch()
+    require_name(output, "folder")
     document, base = read_plan(plan, resume)
     run = resolved(document, set_ or [])
     if dry_run:

@@ -12,6 +12,7 @@ from math import gcd
 from typing import Any
 
 from ..resolve import Run
+from ..schedules import SCHEDULES as PIPELINES
 from .base import Files, Limit, Options, Target, only, said, when
 from .common import options_among, tokens_of
 from .environment import settings
@@ -223,6 +224,10 @@ LIMITS = (
     when(
         lambda run: run.plan.pp > 1 and run.plan.structure.sharding == "zero3",
         only("strategy.reshard_root", [True], "keeps every parameter gathered in a pipeline unless told otherwise for all"),
+    ),
+    when(
+        lambda run: run.plan.pp > 1 and PIPELINES[run.plan.structure.schedule].splits_backward,
+        only("strategy.sharding", ["zero2", "none"], "loses the gradients of weights that a split backward finds sharded again (PyTorch 2.13)"),
     ),
     when(lambda run: run.plan.cp > 1, only("strategy.cp_kind", ["allgather"], "gathers keys and values (FlexAttention)")),
     only("strategy.offload", ["none", "params-cpu"], "offloads parameters with their optimizer"),

@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from datetime import date
+from math import ceil, floor
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from ..errors import SpecError, nearest, one_line
 
@@ -169,9 +172,10 @@ def _spec_error(error: ValidationError) -> SpecError:
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     path = [str(p) for p in first["loc"]]
     where = ".".join(p for p in path if p not in ("str", "dict[str,any]", "int", "float"))
-    found = one_line(repr(first.get("input")), 80)
+    given = first.get("input")
+    found = one_line(str(given) if isinstance(given, date) else repr(given), 80)
     if first["type"] == "extra_forbidden":
-        known = _keys(path[:-1])
+        known = keys(path[:-1])
         return SpecError(f"unknown key {path[-1][:80]!r}", ".".join(path[:-1]), nearest(path[-1], known) or known)
     if first["type"] == "missing":
         return SpecError("is missing", where)
@@ -179,21 +183,44 @@ def _spec_error(error: ValidationError) -> SpecError:
         choices = [c.strip().strip("'") for c in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
         return SpecError(f"{found} is not one of {', '.join(choices)}", where, nearest(first.get("input"), choices))
     if first["type"] in KINDS:
-        given = first.get("input")
-        listed = [_as_list(given)] if first["type"] == "tuple_type" and isinstance(given, (str, int)) else []
+        listed = _as_list(given, path) if first["type"] == "tuple_type" and isinstance(given, (str, int)) else []
         return SpecError(f"{found} is not {KINDS[first['type']]}", where, listed)
     message = first["msg"].removeprefix("Value error, ")
-    return SpecError(f"{found}: {message[0].lower()}{message[1:]}", where)
+    return SpecError(f"{found}: {message[0].lower()}{message[1:]}", where, _within(first["type"], first.get("ctx", {}), given))
 
 
-def _as_list(given: str | int) -> str:
-    """What was meant as a list, as TOML and JSON write it: ``3,4`` -> ``[3, 4]``."""
-    parts = [p.strip().strip("'\"") for p in str(given).strip("[]()").split(",") if p.strip()]
-    return f"[{', '.join(p if p.lstrip('-').isdigit() else json.dumps(p) for p in parts)}]"
+def _within(kind: str, bounds: Mapping[str, Any], given: Any) -> list[int | float]:
+    """The legal number nearest to one that is out of range; of an open range one that is well inside."""
+    if kind == "int_from_float":
+        return [floor(given), ceil(given)]
+    found = {"greater_than_equal": ("ge", 0), "less_than_equal": ("le", 0), "greater_than": ("gt", 1), "less_than": ("lt", -0.01)}.get(kind)
+    return [] if found is None else [bounds[found[0]] + found[1]]
 
 
-def _keys(path: list[str]) -> list[str]:
-    section: Any = RunSpec
+def _as_list(given: str | int, path: list[str]) -> list[str]:
+    """What was meant as a list, as TOML and JSON write it, with what may stand in it: ``3,4`` -> ``[3, 4]``."""
+    words = [p.strip().strip("'\"") for p in str(given).strip("[]()").split(",") if p.strip()]
+    parts = [int(p) if p.lstrip("-").isdigit() else p for p in words]
+    field: Any = _section(path[:-1]).model_fields[path[-1]]
+    found = [p for p in parts if _legal(field.annotation, (p,))]
+    return [json.dumps(found)] if found else []
+
+
+def _legal(kind: Any, value: object) -> bool:
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _section(path: list[str]) -> type[Section]:
+    found: type[Section] = RunSpec
     for name in path:
-        section = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}.get(name, section)
-    return sorted(section.model_fields)
+        found = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}.get(name, found)
+    return found
+
+
+def keys(path: list[str]) -> list[str]:
+    """The keys of a section of the run spec, or of its whole."""
+    return sorted(_section(path).model_fields)

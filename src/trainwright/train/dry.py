@@ -26,6 +26,7 @@ from . import optimizer as optimizers
 from .data.batches import Batch
 from .decoder import Decoder, build
 from .device import Machine
+from .engines import NATIVE, engine_of
 from .experts import Route
 from .mesh import Ranks, ranks_of
 from .metrics import state_tensors, tensor_bytes
@@ -56,13 +57,25 @@ class DryRun:
 def lay_out(part: Decoder, run: Run, ranks: Ranks, seed: int) -> nn.Module:
     """The plan's wrappers around modules that are on their device already."""
     part.__dict__["to_empty"] = lambda device: part
-    call = apply(part, run, ranks, seed)
+    with any_graph():
+        call = apply(part, run, ranks, seed)
     for module in part.modules():
         if isinstance(module, Experts):
             route_evenly(module)
     if isinstance(call, nn.parallel.DistributedDataParallel):
         hook_without_data(call)
     return call
+
+
+@contextlib.contextmanager
+def any_graph() -> Iterator[None]:
+    """DDP that is told of a static graph reads from a tensor which weights were used."""
+    before = nn.parallel.DistributedDataParallel._set_static_graph
+    nn.parallel.DistributedDataParallel._set_static_graph = lambda ddp: None
+    try:
+        yield
+    finally:
+        nn.parallel.DistributedDataParallel._set_static_graph = before
 
 
 def evenly(total: int, number: int) -> list[int]:
@@ -140,10 +153,9 @@ class Dry(Trainer):
         for _, p in self.named:
             optimizers.settle(p)
         if self.masters:
-            self.masters.take()
-        self.optimizer.step()
-        if self.masters:
-            self.masters.give()
+            self.masters.step(self.optimizer)
+        else:
+            self.optimizer.step()
         for _, p in self.named:
             p.grad = None
 
@@ -195,7 +207,13 @@ def lazy_pieces() -> Iterator[None]:
 
 
 def dry_run(run: Run, rank: int = 0) -> DryRun:
-    """Builds and steps rank `rank`. Raises `SpecError` where PyTorch, or this trainer, refuses the plan."""
+    """Builds and steps rank `rank`. Raises `SpecError` where PyTorch, or this trainer, refuses the plan, or another engine would run it."""
+    settings = Settings(device="cpu")
+    engine = engine_of(run, settings)
+    if engine.name != NATIVE:
+        what = f"what can be built here is PyTorch's own wrappers, not {engine.title}, which runs this plan"
+        raise SpecError(what, "strategy.framework", ["fsdp2", "ddp"])
+    engine.check(run, settings, False)
     began = time.perf_counter()
     tracker = Tracker()
     try:
@@ -204,7 +222,7 @@ def dry_run(run: Run, rank: int = 0) -> DryRun:
             if run.model.experts and ranks.spreads_experts:
                 ranks.experts  # noqa: B018 the mesh of experts as well, which is made when it is first asked for
             with lazy_pieces(), FakeTensorMode(), tracker:
-                trainer = Dry(run, Settings(device="cpu"), ranks)
+                trainer = Dry(run, settings, ranks)
                 batch = fake_batch(run)
                 trainer.dry_step(batch)
                 tracker.reset()

@@ -83,30 +83,43 @@ class SplitStates(ZeroRedundancyOptimizer):
 
     def __init__(self, named: Named, settings: Settings, group: dist.ProcessGroup, adam: dict[str, Any]) -> None:
         self.locals = [(p, nn.Parameter(p.to_local().detach()) if isinstance(p, DTensor) else p) for _, p in named]
+        self.part_of = {id(p): mine for p, mine in self.locals}
         parts = [(name, mine) for (name, _), (_, mine) in zip(named, self.locals)]
         super().__init__(groups(parts, settings), optimizer_class=torch.optim.AdamW, process_group=group, **adam)
 
-    def step(self, closure: Any = None, **more: Any) -> Any:
+    def owns(self, p: nn.Parameter) -> bool:
+        """Whether this rank steps on the weight."""
+        return bool(self._param_to_rank[self.part_of[id(p)]] == self.rank)
+
+    def step(self, closure: Any = None, **more: Any) -> None:
+        self.step_mine()
+        self.share()
+
+    def step_mine(self) -> None:
+        """The weights that this rank owns and that have a gradient."""
         split = [(p, mine) for p, mine in self.locals if mine is not p]
         for p, mine in split:
             mine.grad = None if p.grad is None else local(p.grad)
-        found = super().step(closure, **more)
+        self._local_step()
         for _, mine in split:
             mine.grad = None
-        return found
+
+    def share(self) -> None:
+        """Every rank gets what each has stepped on."""
+        self._sync_params()
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024) for the layers' matrices; AdamW for the rest.
 
     The step of an (m, n) matrix is scaled by 0.2 sqrt(max(m, n)), so that its size is AdamW's (arXiv:2502.16982). A sharded gradient is gathered for the
-    iteration and each rank keeps its part.
+    iteration and each rank keeps its part. A layer's experts are a stack (experts, m, n) of matrices: a cut between them splits none, so nothing is gathered.
     """
 
     COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
     def __init__(self, named: Named, settings: Settings, adam: dict[str, Any]) -> None:
-        matrices = [(n, p) for n, p in named if p.dim() == 2 and ".layers." in f".{n}"]
+        matrices = [(n, p) for n, p in named if p.dim() >= 2 and ".layers." in f".{n}"]
         ids = {id(p) for _, p in matrices}
         self.adam = torch.optim.AdamW(groups([(n, p) for n, p in named if id(p) not in ids], settings), **adam)
         made = groups(matrices, settings)
@@ -129,43 +142,75 @@ class Muon(torch.optim.Optimizer):
                 buffer.mul_(group["momentum"]).add_(p.grad)
                 update = self._orthogonal(p.grad + group["momentum"] * buffer)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape[-2:])))
         self.adam.step()
 
     def _orthogonal(self, g: torch.Tensor) -> torch.Tensor:
-        whole = g.full_tensor() if isinstance(g, DTensor) else g
-        x = whole.float()
-        x = x / (x.norm() + 1e-7)
-        tall = x.shape[0] > x.shape[1]
-        x = x.T if tall else x
-        a, b, c = self.COEFFICIENTS
-        for _ in range(5):
-            s = x @ x.T
-            x = a * x + (b * s + c * s @ s) @ x
-        x = x.T if tall else x
         if not isinstance(g, DTensor):
-            return x
+            return self._iterated(g)
+        if g.dim() > 2 and all(place.is_replicate() or getattr(place, "dim", None) == 0 for place in g.placements):
+            mine = self._iterated(g.to_local())
+            return DTensor.from_local(mine, g.device_mesh, g.placements, run_check=False, shape=g.shape, stride=g.stride())
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(x.contiguous(), g.device_mesh, g.placements, src_data_rank=None)
+        return distribute_tensor(self._iterated(g.full_tensor()).contiguous(), g.device_mesh, g.placements, src_data_rank=None)
+
+    def _iterated(self, g: torch.Tensor) -> torch.Tensor:
+        """(..., m, n) -> the same, each matrix near the closest orthogonal one."""
+        x = g.float()
+        x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+        tall = x.shape[-2] > x.shape[-1]
+        x = x.mT if tall else x
+        a, b, c = self.COEFFICIENTS
+        for _ in range(5):
+            s = x @ x.mT
+            x = a * x + (b * s + c * s @ s) @ x
+        return x.mT if tall else x
 
 
 class Masters:
-    """fp32 copies of 16-bit weights: the optimizer steps on the copies, the weights follow."""
+    """fp32 copies of 16-bit weights: the optimizer steps on the copies, the weights follow.
+
+    It steps on a few at a time, so that no more than these have gradients in fp32: all of them would be a quarter of what masters and AdamW's states take.
+    """
+
+    PIECES = 16  # each costs a pass over all parameters in Python
 
     def __init__(self, named: Named) -> None:
         self.weights = [p for _, p in named]
         self.named: Named = [(n, nn.Parameter(p.detach().float())) for n, p in named]
+        pairs = list(zip(self.weights, (m for _, m in self.named)))
+        most = max(sum(p.numel() for p in self.weights) // self.PIECES, 1)
+        self.pieces: list[list[tuple[nn.Parameter, nn.Parameter]]] = []
+        room = 0
+        for pair in pairs:
+            room -= pair[0].numel()
+            if room < 0:
+                self.pieces.append([])
+                room = most - pair[0].numel()
+            self.pieces[-1].append(pair)
 
-    def take(self) -> None:
-        for w, (_, m) in zip(self.weights, self.named):
-            m.grad = None if w.grad is None else w.grad.float()
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        split = optimizer if isinstance(optimizer, SplitStates) else None
+        for piece in self.pieces:
+            mine = [(w, m) for w, m in piece if w.grad is not None and (split is None or split.owns(m))]
+            for w, m in mine:
+                assert w.grad is not None
+                m.grad = w.grad.float()
+            if split is None:
+                optimizer.step()
+            else:
+                split.step_mine()
+            for _, m in mine:
+                m.grad = None
+        if split is not None:
+            split.share()
+        self.give()
 
     @torch.no_grad()
     def give(self) -> None:
         for w, (_, m) in zip(self.weights, self.named):
             w.copy_(m)
-            m.grad = None
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks, extra: Sequence[str] = ("pp",)) -> torch.Tensor:

@@ -124,6 +124,8 @@ class Program:
         self.mixed = s["framework"] == "fsdp2" and self.low != torch.float32 and fp32 and not self.autocast
         self.no_sync = s.get("options", {}).get("no_sync", True)  # FSDP2: gradients are reduced once, after the last micro-batch
         self.shorten = False  # of the micro-batches between the first and the last, which are alike, one runs for all
+        self.parts: list[Any] = []  # what is wrapped: the whole model, or each stage of a pipeline rank
+        self.calls: list[Callable[..., torch.Tensor]] = []  # the same with their wrappers
         self.fsdp: Any = None
         self.ddp: Any = None
 
@@ -133,27 +135,33 @@ class Program:
         torch.set_default_dtype(self.stored)
         model = build(self.spec["model"], s.get("attention", "flash"))
         torch.set_default_dtype(torch.float32)
-        self.model = self.wrap(model)
+        self.parts = self.cut(model)
+        self.model: nn.Module = self.parts[0] if len(self.parts) == 1 else nn.ModuleList(self.parts)
         if self.tp > 1:
             split_over(
                 model, meshes["tp"], sequence=s.get("sequence_parallel", False), vocabulary=t.get("loss", "plain") == "vocab-parallel"
             )
         if t.get("method", "full") == "lora":
             add_adapters(self.model, t["lora_targets"], t["lora_rank"])
-        units = add_checkpoints(self.model, s)
-        self.call: Callable[..., torch.Tensor] = self.model
-        if s["framework"] == "fsdp2" and (s["sharding"] != "none" or self.dp > 1):
-            self._shard(units, meshes["dp"])
-        elif s["framework"] == "ddp" and self.dp > 1:  # a rank alone has nobody to share gradients with
-            self._wrap_in_ddp(meshes["dp"])
+        self.calls = [self._wrapped(part, meshes["dp"]) for part in self.parts]
         self._optimizer()
         self.ids = torch.zeros(self.batch, self.seq, dtype=torch.long)
         self.labels = torch.zeros(self.batch, self.seq, dtype=torch.long)
         self.positions = torch.arange(self.seq).unsqueeze(0)
 
-    def wrap(self, model: Any) -> Any:
+    def cut(self, model: Any) -> list[Any]:
+        """What this rank holds of the model, in the pieces that are wrapped."""
         chunks = self.training.get("loss_chunks", 8) if self.training.get("loss") == "chunked" else 0
-        return WithLoss(model, chunks)
+        return [WithLoss(model, chunks)]
+
+    def _wrapped(self, part: Any, mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
+        s, units = self.strategy, add_checkpoints(part, self.strategy)
+        if s["framework"] == "fsdp2" and (s["sharding"] != "none" or self.dp > 1):
+            self._shard(part, units, mesh)
+        elif s["framework"] == "ddp" and self.dp > 1:  # a rank alone has nobody to share gradients with
+            return self._wrap_in_ddp(part, mesh)
+        found: Callable[..., torch.Tensor] = part
+        return found
 
     def _meshes(self) -> dict[str, DeviceMesh]:
         s, found = self.strategy, {}
@@ -170,7 +178,7 @@ class Program:
                 self.tracker.axes[group.group_name] = ("tp" if name == "tp" else "dp", group.size())
         return found
 
-    def _shard(self, units: list[nn.Module], mesh: DeviceMesh) -> None:
+    def _shard(self, part: Any, units: list[nn.Module], mesh: DeviceMesh) -> None:
         s, t = self.strategy, self.training
         policy = (
             MixedPrecisionPolicy(param_dtype=self.low, reduce_dtype=REDUCE[t.get("gradient_dtype", "fp32")])
@@ -182,17 +190,17 @@ class Program:
 
             for unit in units:
                 replicate(unit, mesh=mesh, mp_policy=policy)
-            self.fsdp = replicate(self.model, mesh=mesh, mp_policy=policy)
+            self.fsdp = replicate(part, mesh=mesh, mp_policy=policy)
             return
         zero3 = s["sharding"] == "zero3"
         for unit in units:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=zero3)
-        self.fsdp = fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=zero3 and s.get("reshard_root", True))
+        self.fsdp = fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=zero3 and s.get("reshard_root", True))
 
-    def _wrap_in_ddp(self, mesh: DeviceMesh) -> None:
+    def _wrap_in_ddp(self, part: Any, mesh: DeviceMesh) -> Any:
         with filled_buckets():
             ddp = nn.parallel.DistributedDataParallel(
-                self.model, process_group=mesh.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
+                part, process_group=mesh.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False, init_sync=False
             )
 
         def all_reduce(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -205,7 +213,8 @@ class Program:
         all_reduce.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
         ddp.register_comm_hook(None, all_reduce)
         ddp.reducer = Buckets(ddp.reducer)
-        self.ddp = self.call = ddp
+        self.ddp = ddp
+        return ddp
 
     def _optimizer(self) -> None:
         t, s = self.training, self.strategy
@@ -262,7 +271,7 @@ class Program:
 
                     around.enter_context(loss_parallel())
                 with torch.autocast("cpu", dtype=self.low) if self.autocast else contextlib.nullcontext():
-                    loss = self.call(self.ids, self.positions, self.labels)
+                    loss = self.calls[0](self.ids, self.positions, self.labels)
                 if i == 0:
                     found["saved_bytes"] = tracker.current - before
                 found["after_forward_bytes"] = tracker.current

@@ -12,13 +12,13 @@ from typing import Any
 
 from ..errors import SpecError, TrainwrightError
 from ..resolve import Run
+from ..schedules import SCHEDULES
 from ..spec.model import ModelSpec
 
 EXTRA = "pip install 'trainwright[train]'"
 SPLIT_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")  # with tensor parallelism, pipelines and adapters too
 MODEL_TYPES = (*SPLIT_TYPES, "gemma", "granite", "olmo", "olmo2", "olmo3", "phi", "phi3", "smollm3", "stablelm", "starcoder2", "nemotron")
 OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
-SCHEDULES = ("1f1b", "gpipe")
 GPT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 
 
@@ -49,6 +49,7 @@ def measurable(run: Run) -> dict[str, Any]:
     if training["method"] == "lora":
         _adapters(run.model, training["lora_targets"])
     _types(run)
+    _schedule(run)
     _split(run)
     _tensor(run)
     return {"model": model, "training": training, "strategy": strategy}
@@ -83,8 +84,7 @@ def _strategy(run: Run) -> Fields:
         ("strategy.cp", plan.cp, (1,)),
         ("strategy.ep", plan.ep, (1,)),
         ("strategy.etp", plan.etp, (1,)),
-        ("strategy.virtual_stages", plan.virtual_stages, (1,)),
-        ("strategy.schedule", s.schedule, SCHEDULES if plan.pp > 1 else (s.schedule,)),
+        ("strategy.schedule", s.schedule, _schedules() if plan.pp > 1 else (s.schedule,)),
         ("strategy.offload", s.offload, ("none",)),
         ("strategy.compile", s.compile, (False,)),
         ("strategy.fp8_params", s.fp8_params, (False,)),
@@ -94,6 +94,11 @@ def _strategy(run: Run) -> Fields:
         ("strategy.options", {k: v for k, v in s.options if k != "no_sync"}, ({},)),
         ("strategy.options.no_sync", dict(s.options).get("no_sync", True), (True, False)),
     )
+
+
+def _schedules() -> tuple[str, ...]:
+    """Those that torch.distributed.pipelining has."""
+    return tuple(entry.name for entry in SCHEDULES.values() if entry.torch_class)
 
 
 def _types(run: Run) -> None:
@@ -106,6 +111,25 @@ def _types(run: Run) -> None:
         "training.master_weights",
         ["none"],
     )
+
+
+def _schedule(run: Run) -> None:
+    """torch.distributed.pipelining makes a split backward's weight gradients itself: for the parameters that a stage shows at that moment, past their hooks."""
+    s, entry = run.plan.structure, SCHEDULES[run.plan.structure.schedule]
+    if run.plan.pp == 1 or not entry.splits_backward:
+        return
+    if s.framework == "ddp":
+        raise SpecError(
+            f"{s.schedule} cannot be measured: PyTorch's DDP does not reduce the gradients of a backward that is split",
+            "strategy.framework",
+            ["fsdp2"],
+        )
+    if s.sharding == "zero3":
+        raise SpecError(
+            f"{s.schedule} cannot be measured: PyTorch loses the gradients of weights that are sharded again between forward and the split backward",
+            "strategy.sharding",
+            ["zero2"],
+        )
 
 
 def _split(run: Run) -> None:

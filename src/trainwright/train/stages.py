@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import InferenceMode
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import InferenceMode, PipelineScheduleMulti, get_schedule_class
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..cost.stages import layers_per_stage
+from ..schedules import SCHEDULES
+from ..schedules.actions import Placement
 from .models import GPT
 from .program import Program, loss_of, two_steps, world
 from .tracker import Tracker, storages
-
-SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 class Part(nn.Module):
@@ -62,56 +62,65 @@ class StageProgram(Program):
 
     def __init__(self, spec: Mapping[str, Any], tracker: Tracker, rank: int) -> None:
         super().__init__(spec, tracker)
-        self.rank, self.pp = rank, spec["strategy"]["pp"]
+        s = self.strategy
+        self.rank, self.pp = rank, s["pp"]
+        self.entry = SCHEDULES.get_or_raise(s.get("schedule", "1f1b"), "strategy.schedule")
+        place = Placement(self.entry.placement, self.pp, s.get("virtual_stages", 1), self.count)
+        self.number, self.mine = place.stages, place.stages_of(rank)
 
     def make(self) -> None:
         super().make()
-        s = self.strategy
-        part, first, last = self.model, self.rank == 0, self.rank == self.pp - 1
-        module: Any = self.ddp or part
         with _disable_current_modes():
             group = dist.new_group(list(range(0, self.pp * self.dp * self.tp, self.dp * self.tp)))
-        width = self.hidden
+        stages = [self._stage(index, module, group) for index, module in zip(self.mine, self.calls)]
+        kind: Any = get_schedule_class(self.entry.torch_class or "")
+        several = issubclass(kind, PipelineScheduleMulti)
+        self.schedule = kind(stages if several else stages[0], self.count, loss_fn=loss_of, scale_grads=False)
+        self.schedule._warmup_p2p = lambda *args: None
+        for part in self.parts:
+            part.positions = self.positions
+        rows = self.batch * self.count
+        self.ids = torch.zeros(rows, self.seq, dtype=torch.long)
+        self.labels = torch.zeros(rows, self.seq, dtype=torch.long)
+
+    def _stage(self, index: int, module: Any, group: Any) -> PipelineStage:
+        split = self.tp if self.strategy.get("sequence_parallel") else 1  # the boundary lies in the sequence region
         low = torch.float32 if self.autocast else self.low
-        ids = torch.zeros(self.batch, self.seq, dtype=torch.long)
-        split = self.tp if s.get("sequence_parallel") else 1  # the boundary lies in the sequence region
-        hidden = torch.zeros(self.batch, self.seq // split, width, dtype=low)
-        out = torch.zeros(self.batch, self.seq, self.vocabulary, dtype=low) if last else hidden
+        hidden = torch.zeros(self.batch, self.seq // split, self.hidden, dtype=low)
+        out = torch.zeros(self.batch, self.seq, self.vocabulary, dtype=low) if index == self.number - 1 else hidden
         stage = PipelineStage(
             module,
-            self.rank,
-            self.pp,
+            index,
+            self.number,
             torch.device("cpu"),
-            input_args=ids.detach() if first else hidden.requires_grad_(),
+            input_args=torch.zeros(self.batch, self.seq, dtype=torch.long) if index == 0 else hidden.requires_grad_(),
             output_args=out.detach().requires_grad_(),
             group=group,
         )
         stage._inference_mode = InferenceMode.STATIC
-        kind = SCHEDULES[s.get("schedule", "1f1b")]
-        self.schedule = kind(stage, self.count, loss_fn=loss_of, scale_grads=False)
-        self.schedule._warmup_p2p = lambda *args: None
-        part.positions = self.positions
-        rows = self.batch * self.count
-        self.ids = torch.zeros(rows, self.seq, dtype=torch.long)
-        self.labels = torch.zeros(rows, self.seq, dtype=torch.long)
-        del ids, hidden, out
+        return stage
 
-    def wrap(self, model: Any) -> Any:
-        """Cut the model before it is wrapped."""
+    def cut(self, model: Any) -> list[Any]:
         layers = list(model.layers)
-        counts = layers_per_stage(len(layers), self.pp, self.strategy.get("layers_per_stage"))
-        start = sum(counts[: self.rank])
-        mine = nn.ModuleList(layers[start : start + counts[self.rank]])
+        counts = layers_per_stage(len(layers), self.number, self.strategy.get("layers_per_stage"))
         config = None if isinstance(model, GPT) else model.m.config
         self.hidden = model.wte.embedding_dim if config is None else config.hidden_size
         self.vocabulary = model.head.out_features
-        return Part(model, self.rank == 0, self.rank == self.pp - 1, mine)
+        table = model.wte if config is None else model.m.model.embed_tokens
+        if model.head.weight is table.weight and {0, self.number - 1} <= {*self.mine}:  # two stages share no tensor
+            model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        found = []
+        for index in self.mine:
+            start = sum(counts[:index])
+            here = nn.ModuleList(layers[start : start + counts[index]])
+            found.append(Part(model, index == 0, index == self.number - 1, here))
+        return found
 
     def step(self, found: dict[str, int]) -> None:
         tracker = self.tracker
         tracker.phase = "step"
-        given = [self.ids] if self.rank == 0 else []
-        target = {"target": self.labels} if self.rank == self.pp - 1 else {}
+        given = [self.ids] if 0 in self.mine else []
+        target = {"target": self.labels} if self.number - 1 in self.mine else {}
         with torch.autocast("cpu", dtype=self.low) if self.autocast else torch.enable_grad():
             self.schedule.step(*given, **target, return_outputs=False)
         found["saved_bytes"] = found["after_forward_bytes"] = 0

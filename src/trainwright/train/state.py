@@ -98,7 +98,4 @@ def spread(trainer: Trainer) -> None:
         else:
             first[name] = tensor
     if trainer.masters:
-        gradients = [m.grad for _, m in trainer.masters.named]
         trainer.masters.give()
-        for (_, m), g in zip(trainer.masters.named, gradients):
-            m.grad = g

@@ -215,10 +215,9 @@ class Trainer:
             if factor != 1.0:
                 optimizers.scale_gradients(weights, factor)
             if self.masters:
-                self.masters.take()
-            self.optimizer.step()
-            if self.masters:
-                self.masters.give()
+                self.masters.step(self.optimizer)
+            else:
+                self.optimizer.step()
         for p in weights:
             p.grad = None
         self._move_scale(skipped)

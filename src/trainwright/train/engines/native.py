@@ -19,7 +19,8 @@ OFFLOADS = ("params-cpu", "optimizer-cpu")  # FSDP2's CPUOffloadPolicy
 
 
 def check(run: Run, settings: Settings, on_gpu: bool) -> None:
-    """Only FSDP2 shards gradients and parameters: another framework's plan would be run unsharded, without a word; so would adapters be trained whole."""
+    """FSDP1 is not run, and only FSDP2 shards gradients and parameters: another framework's plan would be run unsharded, without a word; so would adapters
+    be trained whole."""
     s, job = run.plan.structure, run.job
     if job.method != "full":
         raise SpecError(f"{job.method} is only planned here: all weights are trained", "training.method", ["full"])
@@ -40,6 +41,10 @@ def check(run: Run, settings: Settings, on_gpu: bool) -> None:
             raise SpecError(f"{what} is only planned here", where, [nearest])
     if run.plan.etp > 1:
         raise SpecError(f"etp {run.plan.etp} is only planned here: every expert is whole on its rank", "strategy.etp", [1])
+    if s.framework == "fsdp1" and s.sharding == "none":
+        raise SpecError(
+            "fsdp1 with none: PyTorch's own engine runs replicas as DDP or FSDP2", "strategy.framework", ["strategy.framework = ddp"]
+        )
     if s.sharding in ("zero2", "zero3") and s.framework != "fsdp2":
         raise SpecError(
             f"{s.framework} with {s.sharding}: PyTorch's own engine shards gradients and parameters with FSDP2 only",
@@ -60,6 +65,6 @@ ENGINE = Engine(
     title="PyTorch",
     check=check,
     trainer=trainer,
-    frameworks=("fsdp2", "fsdp1", "ddp", "megatron"),
+    frameworks=("fsdp2", "ddp", "megatron"),
     aliases=("pytorch", "torch"),
 )
