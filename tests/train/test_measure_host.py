@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+import torch
 from alike import Ranks
 
+from trainwright.train import measure_machine
 from trainwright.train.measure_host import PASSES, apart, line
 
 
@@ -47,3 +50,17 @@ def test_every_way_to_send_is_measured(ranks: Ranks) -> None:
 
     assert all(0 <= n < 1 and math.isfinite(n) for n in numbers(found))
     assert sum(sum(found["groups"][k]["each"]) for k in found["groups"]) > 0
+
+
+def test_launches_and_messages_are_told_for_the_fastest_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that takes four times as long for its pulse as it did, and a clock on which everything takes a second."""
+    monkeypatch.setattr(measure_machine, "FIRST_BEATS", 1)
+    clock = measure_machine.Clock(torch.device("cpu"), 0.006, 4)
+    clock.fastest = 1.0
+    monkeypatch.setattr(clock, "_beat", lambda: 4.0)
+    ticks = itertools.count(0.0)
+    monkeypatch.setattr(clock, "now", lambda: next(ticks))
+    monkeypatch.setattr(measure_machine.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(measure_machine.dist, "barrier", lambda group: None)
+    assert measure_machine.launch(clock) == 0.25 / 16
+    assert list(measure_machine._timed(lambda: None, None, clock, 3)) == [0.25] * 3

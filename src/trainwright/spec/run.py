@@ -215,9 +215,10 @@ def _legal(kind: Any, value: object) -> bool:
 
 
 def _section(path: list[str]) -> type[Section]:
+    sections: dict[str, type[Section]] = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}
     found: type[Section] = RunSpec
     for name in path:
-        found = {"cluster": ClusterSection, "training": TrainingSection, "strategy": StrategySection}.get(name, found)
+        found = sections.get(name, found)
     return found
 
 

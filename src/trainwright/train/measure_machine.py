@@ -1,8 +1,8 @@
 """How fast this machine is, in seconds: matrix products, attention, memory-bound kernels, the optimizer, collectives. `measure.machine` turns them into laws.
 
 Every rank measures the same thing at the same time, as in training: cores share caches, memory bandwidth and clocks. Times are the shortest of several
-batches of calls, since other programs only ever add, or on a CPU the median of batches beside a pulse; inputs take turns, so that a cache does not hold
-what training would not leave there.
+batches of calls, since other programs only ever add; on a CPU each is related to a pulse before it, and the median of batches counts, of messages the mean of
+the faster half. Inputs take turns, so that a cache does not hold what training would not leave there.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Clock:
     def _beat(self) -> float:
         return self.pulse.seconds(self.now) if self.pulse else 1.0
 
+    def share(self) -> float:
+        """Of what is measured next: what it would take at the fastest pulse. 1 on a GPU."""
+        return self.fastest / self._beat()
+
     def now(self) -> float:
         """A single thread's own time on its core, which other programs do not lengthen, where one thread does all the work; else the wall's."""
         if self.device.type == "cuda":
@@ -63,11 +67,11 @@ class Clock:
         count = max(1, min(10_000, round(self.batch_s / once)))
         taken = []
         for _ in range(self.batches):
-            beat = self._beat()
+            share = self.share()
             start = self.now()
             for _ in range(count):
                 work()
-            taken.append((self.now() - start) / count * self.fastest / beat)
+            taken.append((self.now() - start) / count * share)
         return statistics.median(taken) if self.pulse else min(taken)
 
 
@@ -218,16 +222,7 @@ def launch(clock: Clock) -> float:
             z = z + y
         torch.autograd.grad(z, [x], torch.ones_like(z))
 
-    start = time.perf_counter()
-    chain()
-    count = max(1, round(0.02 / max(time.perf_counter() - start, 1e-6)))
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(count):
-            chain()
-        best = min(best, (time.perf_counter() - start) / count / 16)
-    return best
+    return clock(chain) / 16
 
 
 def call_of(kind: str, size: int, group: Any, members: list[int], device: torch.device) -> Callable[[], object]:
@@ -251,8 +246,9 @@ def call_of(kind: str, size: int, group: Any, members: list[int], device: torch.
     return calls[kind]
 
 
-def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any]]:
+def collectives(clock: Clock, ranks: int, largest: int) -> list[list[Any]]:
     """[kind, ranks, bytes, seconds]: the slowest rank's mean of the faster half of the calls, each begun together."""
+    device = clock.device
     found: list[list[Any]] = []
     for n in sorted({2, ranks, *(2**i for i in range(1, ranks.bit_length()) if 2**i <= ranks)}):
         members = list(range(n))
@@ -260,7 +256,7 @@ def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any
         mine = dist.get_rank() in members
         for kind in KINDS:
             for size in (s for s in SIZES if s <= largest):
-                taken = list(_timed(call_of(kind, size, group, members, device), group, device, 12 if size < 2**22 else 6)) if mine else []
+                taken = list(_timed(call_of(kind, size, group, members, device), group, clock, 12 if size < 2**22 else 6)) if mine else []
                 half = sorted(taken)[: max(1, len(taken) // 2)]
                 seconds = torch.tensor([sum(half) / max(len(half), 1)], dtype=torch.float64)
                 if mine:
@@ -270,8 +266,10 @@ def collectives(device: torch.device, ranks: int, largest: int) -> list[list[Any
     return found
 
 
-def _timed(call: Callable[[], object], group: Any, device: torch.device, repeats: int) -> Iterator[float]:
+def _timed(call: Callable[[], object], group: Any, clock: Clock, repeats: int) -> Iterator[float]:
+    device = clock.device
     for i in range(repeats + 1):
+        share = clock.share()
         dist.barrier(group=group)
         if device.type == "cpu":
             measure_host.Cold.sweep()
@@ -280,13 +278,14 @@ def _timed(call: Callable[[], object], group: Any, device: torch.device, repeats
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if i:
-            yield time.perf_counter() - start
+            yield (time.perf_counter() - start) * share
 
 
-def overlap(device: torch.device, ranks: int) -> dict[str, float]:
+def overlap(clock: Clock, ranks: int) -> dict[str, float]:
     """Seconds of products alone, of an all-reduce alone, and of both at once."""
     if ranks == 1:
         return {}
+    device = clock.device
     size = 2048 if device.type == "cuda" else 384
     a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     part = torch.zeros((2**18 if device.type == "cpu" else 2**24), device=device)
@@ -305,7 +304,7 @@ def overlap(device: torch.device, ranks: int) -> dict[str, float]:
                 handle.wait()
 
     def timed(call: Callable[[], object]) -> float:
-        taken = sorted(_timed(call, None, device, 8))
+        taken = sorted(_timed(call, None, clock, 8))
         total = torch.tensor([sum(taken[:4]) / 4], dtype=torch.float64)
         dist.all_reduce(total)
         return float(total) / ranks
@@ -334,8 +333,8 @@ def measure(folder: str, request: dict[str, Any]) -> dict[str, Any]:
                 found[name][dtype] = work(clock, DTYPES[dtype])
         dist.barrier()
         found["optimizer"] = optimizer(clock)
-        found["collectives"] = collectives(device, ranks, 2**24 if device.type == "cpu" else 2**28) if ranks > 1 else []
-        found["overlap"] = overlap(device, ranks)
+        found["collectives"] = collectives(clock, ranks, 2**24 if device.type == "cpu" else 2**28) if ranks > 1 else []
+        found["overlap"] = overlap(clock, ranks)
         found["host"] = measure_host.measure(ranks) | {"pulse_s": clock.fastest} if device.type == "cpu" else {}
     return found
 
