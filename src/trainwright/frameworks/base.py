@@ -142,6 +142,7 @@ class Framework:
     defaults: dict[str, object] = field(default_factory=dict)
     search_options: tuple[tuple[str, object], ...] = ()  # options that a search sets where a run spec names none
     pad_vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this times tp
+    saves_copies: bool = False  # a checkpoint holds 16-bit weights and the fp32 masters beside them
     mixes_whole_gradients: bool = True  # those that no sharding splits may be of another type than the weights
     offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks
