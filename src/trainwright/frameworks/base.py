@@ -45,6 +45,8 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
+    wraps_alone: bool = True  # also where nothing is sharded and no other rank has data
+    adapts_fp32: bool = False  # a base under adapters is loaded in fp32 where masters are
     reduces: str = "any"  # gradients are in: any = `gradient_dtype`; own = the type of the weights, another under mixed precision alone; fp32 = own or fp32
     autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
