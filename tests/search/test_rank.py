@@ -133,7 +133,7 @@ def test_one_of_each_family() -> None:
 def test_a_deadline_and_a_budget_remove_plans_and_are_kept() -> None:
     free = find(TIGHT, top=50, exact=100_000, distinct=False)
     steps = 1e9 / (512 * 64)
-    kept = reliability(TIGHT.model, TIGHT.job, 8).goodput
+    kept = reliability(TIGHT.model, TIGHT.job, Structure(), 8).goodput
     middle = float(np.median(free.step_s))
     got = find(TIGHT, top=50, exact=100_000, distinct=False, deadline_s=middle * steps / kept)
     assert 0 < len(got) < len(free) or (got.step_s <= middle * (1 + 1e-9)).all()
@@ -151,7 +151,7 @@ def test_fewer_gpus_can_be_cheaper_and_stay_inside_the_deadline() -> None:
     assert all(c.gpus == g for c, g in zip(got.clusters, got.plans.gpus, strict=True))
     # the stand-in scales perfectly but for goodput and messages, so the fewest GPUs are the cheapest
     assert got.plans.gpus[0] == got.plans.gpus.min()
-    run = days(LARGE.job, got.step_s, np.array([reliability(LARGE.model, LARGE.job, c.gpus).goodput for c in got.clusters]))
+    run = days(LARGE.job, got.step_s, np.array([reliability(LARGE.model, LARGE.job, Structure(), c.gpus).goodput for c in got.clusters]))
     assert run is not None
     dollars = run * 24 * got.plans.gpus * 3.0
     assert dollars[0] <= dollars.min() * 1.01

@@ -17,11 +17,17 @@ import test_layouts as layouts
 import test_pipeline as pipeline
 import torch
 import torch.distributed as dist
-from counted import differences
-from layouts import MODELS
+from counted import differences, world
+from layouts import MODELS, batch, run_of
 
+from trainwright.cost.goodput import checkpoint_bytes
 from trainwright.cost.traffic.buckets import filled
 from trainwright.schedules import SCHEDULES
+from trainwright.train.device import Machine
+from trainwright.train.mesh import ranks_of
+from trainwright.train.settings import Settings
+from trainwright.train.state import everything
+from trainwright.train.step import Trainer
 
 CASES: dict[str, tuple[Any, ...]] = {f"gpt, {name}": ("gpt", *case) for name, case in layouts.CASES.items()}
 CASES |= {f"llama, {name}": ("llama", *case) for name, case in layouts.LLAMA_CASES.items()}
@@ -109,3 +115,24 @@ def test_what_is_not_planned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduce.Turn, "sums", property(lambda self: True, lambda self, value: None), raising=False)
     (line,) = (d for d in differences("gpt", layouts.SINGLE["sp 2"][0]) if "calls" in d)
     assert "tp all_reduce, calls: 18 planned, 72 sent" in line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "training"),
+    [
+        ({"framework": "ddp"}, {}),
+        ({"framework": "ddp"}, {"master_weights": "none"}),
+        ({"framework": "fsdp2", "sharding": "zero2"}, {}),
+        ({"framework": "fsdp2", "sharding": "none"}, {"autocast": True}),
+    ],
+)
+def test_a_checkpoint_holds_the_bytes_that_the_run_is_priced_with(strategy: dict[str, Any], training: dict[str, Any]) -> None:
+    """Masters or weights and both moments; AdamW's step counters are four bytes a tensor more."""
+    run = run_of("llama", strategy, {"precision": "bf16", **training})
+    with world(1, 0):
+        trainer = Trainer(run, Settings(steps=3, warmup_steps=0), ranks_of(run.plan, Machine("cpu", "fake")))
+        trainer.step(batch(0))
+        kept = everything(trainer)
+        held = sum(t.numel() * t.element_size() for _, t in kept)
+    counters = sum(4 for name, _ in kept if name.endswith(".step"))
+    assert held - counters == checkpoint_bytes(run.model, run.job, run.plan.structure)

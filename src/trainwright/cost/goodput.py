@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from math import exp, expm1, inf, sqrt
 
 from ..catalog.facts import failures_per_1000_node_days
+from ..frameworks import FRAMEWORKS
+from ..frameworks.dtypes import dtypes
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.optimizer import OPTIMIZERS
-from ..spec.precision import activation_bytes
+from ..spec.plan import Structure
 
 GPUS_OF_A_NODE = 8
 STORAGE_BYTES_PER_S_PER_GPU = (
@@ -70,14 +72,14 @@ def goodput(interval_s: float, blocking_s: float, restart_s: float, mtti_s: floa
     return interval_s / (mtti_s * exp(restart_s / mtti_s) * expm1(exponent))
 
 
-def checkpoint_bytes(model: ModelSpec, job: TrainingJob) -> float:
-    """Weights in the compute type, fp32 masters where kept, and the optimizer's states: 14 bytes a parameter for AdamW in bf16. LoRA saves its adapters."""
+def checkpoint_bytes(model: ModelSpec, job: TrainingJob, structure: Structure) -> float:
+    """What the optimizer steps and its states, and 16-bit weights where the framework saves them beside fp32 masters: of AdamW in bf16 12 bytes a parameter
+    with PyTorch, 14 with Megatron-Core and DeepSpeed. LoRA saves its adapters."""
     count = adapter_parameters(model, job) if job.method != "full" else model.parameters
-    weight = activation_bytes(job.precision)
-    masters = 4 if job.master_weights == "fp32" and weight < 4 else 0
-    optimizer = OPTIMIZERS[job.optimizer]
-    state = optimizer.copies * (optimizer.bytes_per_element or masters or weight)
-    return float(count * (weight + masters + state))
+    framework = FRAMEWORKS[structure.framework]
+    types, optimizer = dtypes(framework, job, structure, alone=False), OPTIMIZERS[job.optimizer]
+    beside = types.stored if types.masters and framework.saves_copies else 0
+    return float(count * (beside + types.stepped + optimizer.copies * (optimizer.bytes_per_element or types.stepped)))
 
 
 def adapter_parameters(model: ModelSpec, job: TrainingJob) -> int:
@@ -93,6 +95,7 @@ def adapter_parameters(model: ModelSpec, job: TrainingJob) -> int:
 def reliability(
     model: ModelSpec,
     job: TrainingJob,
+    structure: Structure,
     gpus: int,
     *,
     per_1000_node_days: float | None = None,
@@ -102,7 +105,7 @@ def reliability(
 ) -> Reliability:
     """Daly's interval and the goodput it gives, saving all ranks' shards at once to shared storage and waiting for it; a restart also reads it back."""
     mtti = mean_time_to_interruption(gpus, per_1000_node_days, per_job_hour)
-    size = checkpoint_bytes(model, job)
+    size = checkpoint_bytes(model, job, structure)
     blocking = size / (storage_bytes_per_s or STORAGE_BYTES_PER_S_PER_GPU * gpus)
     interval = daly(blocking, mtti)
     return Reliability(mtti, size, blocking, restart_s + blocking, interval, goodput(interval, blocking, restart_s + blocking, mtti))

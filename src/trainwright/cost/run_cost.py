@@ -60,7 +60,7 @@ class RunCost:
 
 def run_cost(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, plan: ParallelPlan, step_s: float) -> RunCost:
     """The run's figures for one plan whose step takes `step_s` seconds."""
-    found = reliability(model, job, plan.gpus)
+    found = reliability(model, job, plan.structure, plan.gpus)
     on_the_clock = days(job, step_s, found.goodput)
     hours = None if on_the_clock is None else on_the_clock * 24 * plan.gpus
     return RunCost(

@@ -45,6 +45,8 @@ class MemoryRules:
 
     engine: str = "ledger"  # tape: replayed op by op, exact to the byte; ledger: sums of published rules
     parameter_dtype: str = "compute"  # compute: 16-bit copy beside fp32 masters; master: the one sharded copy is fp32 where masters are
+    wraps_alone: bool = True  # also where nothing is sharded and no other rank has data
+    adapts_fp32: bool = False  # a base under adapters is loaded in fp32 where masters are
     reduces: str = "any"  # gradients are in: any = `gradient_dtype`; own = the type of the weights, another under mixed precision alone; fp32 = own or fp32
     autocasts: bool = False  # ``torch.autocast`` around forward is what it runs with ``training.autocast``
     saves: SaveRules = field(default_factory=SaveRules)
@@ -142,6 +144,7 @@ class Framework:
     defaults: dict[str, object] = field(default_factory=dict)
     search_options: tuple[tuple[str, object], ...] = ()  # options that a search sets where a run spec names none
     pad_vocab_multiple: int = 1  # the vocabulary is padded to a multiple of this times tp
+    saves_copies: bool = False  # a checkpoint holds 16-bit weights and the fp32 masters beside them
     mixes_whole_gradients: bool = True  # those that no sharding splits may be of another type than the weights
     offloads: tuple[str, ...] = ("none",)  # what it can move to host memory or disk
     replicates_kv_heads: bool = False  # tp may be a multiple of the key-value heads: each is then held by several ranks

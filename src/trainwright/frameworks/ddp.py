@@ -10,7 +10,7 @@ FRAMEWORK = Framework(
     shardings=("none", "zero1"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
     defaults={"sharding": "none", "master_weights": "fp32", "loss": "plain"},
-    memory=MemoryRules(engine="tape", autocasts=True, reduces="own"),
+    memory=MemoryRules(engine="tape", autocasts=True, adapts_fp32=True, reduces="own"),
     ignores={
         "training.optimizer_in_backward": ("holds every gradient in its buckets", (), True),
         "strategy.async_tp": ("runs kernels one by one", (), False),

@@ -28,6 +28,7 @@ FRAMEWORK = Framework(
     offload_stages={"optimizer-cpu": 1, "params-cpu": 3, "optimizer-nvme": 3, "params-nvme": 3},
     offloads=("none", "optimizer-cpu", "params-cpu", "optimizer-nvme", "params-nvme", "activations-cpu"),  # ZeRO-Offload, ZeRO-Infinity
     pipeline_zero_stage=1,  # PipelineEngine: "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
+    saves_copies=True,  # mp_rank_*_model_states.pt and *_optim_states.pt with fp32 partitions
     mixes_whole_gradients=False,  # runtime/engine.py: "unsupported mix of model_dtype and grad_accum_dtype" without ZeRO
     memory=MemoryRules(
         saves_parallel=MEGATRON_KERNELS,

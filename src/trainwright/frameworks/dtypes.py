@@ -40,19 +40,18 @@ class Dtypes:
 
 
 def dtypes(framework: Framework, job: TrainingJob, structure: Structure, *, alone: bool) -> Dtypes:
-    """The formats of a plan; `alone`: no other rank of data parallelism, where FSDP2 without sharding wraps nothing.
+    """The formats of a plan; `alone`: no other rank of data parallelism.
 
-    fp32 masters are one fp32 copy where a wrapper casts (`MemoryRules.parameter_dtype` "master") and around adapters on DDP, which scripts load in fp32;
-    elsewhere they are copies beside 16-bit parameters. Under autocast parameters are fp32 whatever `master_weights` says.
+    fp32 masters are one fp32 copy where a wrapper casts (`MemoryRules.parameter_dtype` "master") and around adapters that are loaded in fp32
+    (`adapts_fp32`); elsewhere they are copies beside 16-bit parameters. Under autocast parameters are fp32 whatever `master_weights` says.
     """
-    compute = activation_bytes(job.precision)
-    autocast = job.autocast and compute < 4 and framework.memory.autocasts
+    rules, compute = framework.memory, activation_bytes(job.precision)
+    autocast = job.autocast and compute < 4 and rules.autocasts
     wide = job.master_weights == "fp32" and compute < 4 and not autocast
-    wraps = framework.memory.parameter_dtype == "master" and not (structure.framework == "fsdp2" and structure.sharding == "none" and alone)
-    one_copy = wide and (wraps or (structure.framework == "ddp" and job.method != "full"))
+    wraps = rules.parameter_dtype == "master" and (rules.wraps_alone or structure.sharding != "none" or not alone)
+    one_copy = wide and (wraps or (rules.adapts_fp32 and job.method != "full"))
     stored = 4 if autocast or one_copy else compute
     read = compute if one_copy and wraps else stored
-    reduces = framework.memory.reduces
-    free = (one_copy and wraps) or reduces == "any" or (reduces, job.gradient_dtype) == ("fp32", "fp32")
+    free = (one_copy and wraps) or rules.reduces == "any" or (rules.reduces, job.gradient_dtype) == ("fp32", "fp32")
     reduced = int(DTYPE_BYTES[job.gradient_dtype]) if free else read
     return Dtypes(compute, stored, read, reduced, masters=wide and not one_copy, autocast=autocast)

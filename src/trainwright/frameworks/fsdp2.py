@@ -18,6 +18,7 @@ FRAMEWORK = Framework(
         engine="tape",
         parameter_dtype="master",
         autocasts=True,
+        wraps_alone=False,
         reduces="own",
         compiled_loss_since="2025-01",
         reduces_each_where_offloaded=True,

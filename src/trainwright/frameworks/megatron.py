@@ -38,6 +38,7 @@ FRAMEWORK = Framework(
     pad_vocab_multiple=128,
     offloads=("none", "optimizer-cpu", "activations-cpu"),  # --optimizer-cpu-offload, --cpu-offloading
     replicates_kv_heads=True,  # num_query_groups must be a multiple or a divisor of tensor_model_parallel_size
+    saves_copies=True,  # the model's state and the distributed optimizer's fp32 parameters
     memory=MemoryRules(
         saves=KERNELS,
         selective="core_attn",

@@ -154,12 +154,12 @@ def _check(options: SearchOptions, cluster: ClusterSpec, job: TrainingJob) -> No
         raise SpecError(f"{options.memory_margin} is not a share between 0 and 1", "--memory-margin", ["0.04"])
 
 
-def _limits(case: Case, options: SearchOptions) -> dict[str, float]:
+def _limits(case: Case, table: PlanTable, options: SearchOptions) -> dict[str, float]:
     """Longest step that keeps the deadline and the budget, in seconds."""
     count = steps(case.job)
-    if count is None:
+    if count is None or not len(table):
         return {}
-    kept = reliability(case.model, case.job, case.cluster.gpus).goodput
+    kept = reliability(case.model, case.job, table.structures[0], case.cluster.gpus).goodput
     found = {}
     if options.deadline_s is not None:
         found[BREAKS_DEADLINE] = options.deadline_s * kept / count
@@ -171,7 +171,7 @@ def _limits(case: Case, options: SearchOptions) -> dict[str, float]:
 def _one_size(case: Case, strategy: StrategySection, options: SearchOptions, pricing: Pricing) -> Ranking:
     """The best plans of one number of GPUs."""
     space = enumerate_plans(case, strategy, options.advice)
-    limits = _limits(case, options)
+    limits = _limits(case, space.table, options)
     margin = case.cluster.memory_margin if options.memory_margin is None else options.memory_margin
     by_memory = options.objective == "memory"
     collector = Collector(case, space, pricing, late_rules(strategy, options.advice), margin, not by_memory)
@@ -235,7 +235,7 @@ def _ranking(case: Case, options: SearchOptions, space: Space, kept: Kept, found
         removed |= {name: int(late.sum())} if late.any() else {}
         keep &= ~late
     rows = np.flatnonzero(keep)
-    value = _value(case, options, found.step_s[rows], device[found.rows[rows]])
+    value = _value(case, options, table.structures[0], found.step_s[rows], device[found.rows[rows]])
     order = ordered(table.take(found.rows[rows]), value, options.tie)
     if options.distinct and len(order):
         once = firsts(families(table.take(found.rows[rows[order]])))
@@ -248,11 +248,11 @@ def _ranking(case: Case, options: SearchOptions, space: Space, kept: Kept, found
     return Ranking(table.take(plans), clusters, found.step_s[rows], breakdown, device[plans], value[order], removed, space.searched)
 
 
-def _value(case: Case, options: SearchOptions, step_s: Column, device: IntColumn) -> Column:
+def _value(case: Case, options: SearchOptions, structure: Structure, step_s: Column, device: IntColumn) -> Column:
     """What is minimized: seconds on the clock a step, GPU-seconds a step, or bytes."""
     if options.objective == "memory":
         return device.astype(float)
-    clock = step_s / max(reliability(case.model, case.job, case.cluster.gpus).goodput, 1e-9)
+    clock = step_s / max(reliability(case.model, case.job, structure, case.cluster.gpus).goodput, 1e-9)
     return clock if options.objective == "time" else clock * case.cluster.gpus
 
 

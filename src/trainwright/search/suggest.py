@@ -163,7 +163,7 @@ def _limits(it: _Try) -> Found:
     if not found:
         return
     cluster = found.clusters[0]
-    run = days(it.job, float(found.step_s[0]), reliability(it.model, it.job, cluster.gpus).goodput) or 0.0
+    run = days(it.job, float(found.step_s[0]), reliability(it.model, it.job, found.plans.plan(0).structure, cluster.gpus).goodput) or 0.0
     texts = [f"deadline {format_seconds(run * 86400)} on {cluster.gpus:,} GPUs"]
     change: dict[str, object] = {"deadline_s": run * 86400}
     if it.options.max_cost is not None and cluster.usd_per_gpu_hour is not None:
