@@ -111,13 +111,18 @@ def _held(
 
 
 def pieces_of(marks: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-    """[parts, rows] bytes that one micro-batch keeps of each of `PIECES`. `marks`: all that it saves, and such of its `ENDS` as are counted apart."""
-    saved = np.maximum(marks["saved"], 0)  # parameters that a forward pass gathers late and frees are no saving
-    found = {name: np.clip(marks[name], 0, saved) for name in ENDS if name in marks}
-    if "loss" in found:
-        found["loss"] = np.minimum(found["loss"], found["head"])
+    """[parts, rows] bytes that one micro-batch keeps of each of `PIECES`; they add up to all. `marks`: all that it saves, and such of its `ENDS` as are
+    counted apart."""
+    layers = np.maximum(marks["saved"], 0)  # parameters that a forward pass gathers late and frees are no saving
+    found: dict[str, NDArray[np.int64]] = {}
+    for name in ("embedding", "head"):
+        if name in marks:
+            found[name] = np.clip(marks[name], 0, layers)
+            layers = layers - found[name]
+    if "head" in found:
+        found["loss"] = np.clip(marks["loss"], 0, found["head"])
         found["head"] = found["head"] - found["loss"]
-    return {"layers": np.maximum(saved - sum(found.values()), 0), **found}
+    return {"layers": layers, **found}
 
 
 def of_others(pieces: dict[str, NDArray[np.int64]], held: NDArray[np.float64]) -> dict[str, NDArray[np.int64]]:
