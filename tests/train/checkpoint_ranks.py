@@ -90,6 +90,7 @@ MOVES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ep2 to zero3": ("moe", {"dp": 4, "sharding": "zero3", "ep": 2}, ZERO3, {}),
     "interleaved to zb-v": ("llama", {"pp": 2, "dp": 2, "virtual_stages": 2, "schedule": "interleaved-1f1b", "sharding": "none"},
                             {"pp": 2, "dp": 2, "virtual_stages": 2, "schedule": "zb-v", "sharding": "none"}, {}),
+    "fewer experts than shards to ddp": ("few experts", ZERO3, {"dp": 4, "framework": "ddp"}, {}),
     "muon": ("llama", ZERO3, {"dp": 4, "sharding": "none"}, {"optimizer": "muon"}),
     "masters": ("llama", {"dp": 4, "framework": "ddp"}, {"dp": 4, "framework": "ddp"}, {"precision": "bf16", "master_weights": "fp32"}),
 }  # fmt: skip

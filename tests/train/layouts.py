@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **BASE},
     "tied": {"model_type": "llama", **BASE, "tie_word_embeddings": True},
     "moe": {"model_type": "mixtral", **BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "few experts": {"model_type": "mixtral", **BASE, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
 SEQ, GLOBAL = 32, 8
 CPU = Machine("cpu", "gloo")

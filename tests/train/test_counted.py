@@ -53,6 +53,10 @@ for _kind in context.KINDS:
     CASES |= {f"{_kind} x {name}": ("gpt", {**_cut, **more}, {}, True) for name, more in context.BESIDE.items()}
 CASES |= {"ring, bf16": ("llama", {"cp": 4, "cp_kind": "ring", "micro_batch_size": 8}, {"precision": "bf16"})}
 CASES |= {f"Muon, {name}": ("gpt", layouts.CASES[name][0], {"optimizer": "muon"}) for name in ("zero3 x tp", "zero2 x sp", "ddp x tp")}
+CASES |= {
+    "fewer experts than shards": ("few experts", {"dp": 4, "sharding": "zero3"}),
+    "fewer experts of a rank than shards": ("few experts", {"dp": 4, "ep": 2, "sharding": "zero2"}),
+}
 CASES |= {f"Muon, experts, {name}": ("moe", experts.LAYOUTS[name], {"optimizer": "muon"}) for name in ("zero3 2, ep 2", "hsdp 2x2, ep 2")}
 
 GATE = (
@@ -63,6 +67,7 @@ GATE = (
     "dualpipe, two ranks",
     "allgather, recompute full",
     "experts, sp 2, dp 2, ep 2",
+    "fewer experts than shards",
 )
 
 

@@ -128,6 +128,16 @@ def test_context_parallelism_holds_parts_of_the_sequence() -> None:
     assert built.peak_bytes < 1.5 * planned["peak_bytes"]  # whole sequences: 4 times
 
 
+@pytest.mark.parametrize("rank", [0, 15])
+def test_fewer_experts_than_shards_are_on_all_ranks_alike(rank: int) -> None:
+    """Cut between its experts a stack would be whole on two ranks, eight times their share; what is left is the router, a row of which is on each of two."""
+    said = spec({"dp": 16, "sharding": "zero3"}, nodes=2, **MODELS["few experts"] | SMALL)
+    run = resolve(validate(said))
+    built, planned = dry_run(run, rank), predicted(tw.estimate(run.filled))
+    assert built.parameters == pytest.approx(planned["parameters"], rel=0.03)
+    assert built.optimizer == pytest.approx(planned["optimizer"], rel=0.03)
+
+
 def test_zero1_deals_what_tensor_parallelism_left() -> None:
     built, planned = built_and_planned(
         spec({"framework": "ddp", "sharding": "zero1", "dp": 4, "tp": 2, "sequence_parallel": True}, batch=4, **SMALL)

@@ -42,6 +42,11 @@ def test_no_token_is_dropped(ranks: Ranks, name: str) -> None:
     compare(ranks, "moe", {"micro_batch_size": 2, **LAYOUTS[name]})
 
 
+@pytest.mark.parametrize("more", [{}, {"ep": 2}], ids=["one", "of a rank"])
+def test_fewer_experts_than_shards_are_cut_within(ranks: Ranks, more: dict[str, Any]) -> None:
+    compare(ranks, "few experts", {"micro_batch_size": 2, "dp": 4, "sharding": "zero3", **more}, one={"micro_batch_size": 2})
+
+
 # Room is counted for one rank's tokens of one pass: layouts that cut a sequence drop others than one device does.
 WHOLE = [name for name in LAYOUTS if not {"cp", "sequence_parallel"} & set(LAYOUTS[name])]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -152,14 +153,28 @@ def shard(part: Any, run: Run, ranks: Ranks) -> None:
     made: dict[str, Any] = {"mesh": ranks.shards, "mp_policy": policy, "offload_policy": offload}
     for layer in part.layers.values():
         for module in expert_modules(layer, ranks):
-            fully_shard(module, reshard_after_forward=zero3, **{**made, "mesh": ranks.expert_shards})
+            cut = between_or_within(ranks.expert_shards.size(-1))
+            fully_shard(module, reshard_after_forward=zero3, shard_placement_fn=cut, **{**made, "mesh": ranks.expert_shards})
             divide(module, ranks)
-        fully_shard(layer, reshard_after_forward=zero3, **made)
+        fully_shard(layer, reshard_after_forward=zero3, shard_placement_fn=between_or_within(ranks.shards.size(-1)), **made)
     fully_shard(part, reshard_after_forward=zero3 and s.reshard_root, **made)
     if run.plan.pp > 1 and part.layers:
         # FSDP2 gathers ahead what ran before in forward. Before a stage's first group that is another micro-batch's last one, gathered for nothing.
         layer = next(iter(part.layers.values()))
         (*expert_modules(layer, ranks), layer)[0].set_modules_to_backward_prefetch([part])
+
+
+def between_or_within(shards: int) -> Callable[[nn.Parameter], Shard | None]:
+    """FSDP2 cuts a stack (experts, out, in) between its experts. Where there are fewer of them than shards, some ranks would hold a whole one and the others
+    none: such a stack is cut along a later dimension that divides, as torchtitan does."""
+
+    def cut(p: nn.Parameter) -> Shard | None:
+        shape = p.to_local().shape if isinstance(p, DTensor) else p.shape
+        if len(shape) < 3 or shape[0] >= shards:
+            return None
+        return next((Shard(d) for d in range(1, len(shape)) if shape[d] % shards == 0), None)
+
+    return cut
 
 
 def expert_modules(layer: nn.Module, ranks: Ranks) -> list[Any]:

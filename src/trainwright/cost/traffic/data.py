@@ -100,13 +100,15 @@ def _ddp(case: Case) -> None:
 
 
 def _padded(case: Case, weights: tuple[Weight, ...], experts: bool | None, shard: IntColumn) -> IntColumn:
-    """Elements of a group as FSDP2 moves it: every tensor cut on its first dimension and padded to whole rows a rank. Of the experts, of the others,
-    of both (None)."""
+    """Elements of a group as FSDP2 moves it: every tensor cut on its first dimension and padded to whole rows a rank, a stack of fewer experts than shards
+    on a later one that divides. Of the experts, of the others, of both (None)."""
     total = np.zeros(len(case.table), dtype=np.int64)
     for w in weights:
         if experts is None or case.is_expert(w) == experts:
             rows, *rest = case.local_shape(w)
-            total = total + ceil_div(rows, shard) * shard * np.multiply.reduce([np.ones_like(rows), *rest])
+            within = (rows < shard) & np.any([d % shard == 0 for d in rest], axis=0) if len(rest) > 1 else False
+            whole = np.where(within, rows, ceil_div(rows, shard) * shard)
+            total = total + whole * np.multiply.reduce([np.ones_like(rows), *rest])
     return total
 
 
