@@ -1,9 +1,9 @@
 """Every strategy, and every pair of strategies, computes what one device computes: three steps of a tiny GPT, a tiny Llama and a tiny mixture of experts.
 
 One device runs the same global batch (eight sequences with unevenly many target tokens) from the same weights. Losses after each step agree within 2e-6 in
-fp32, all gradients of the first step within 1e-7, the clipped norm within 1e-6. In 16 bits one device runs in 16 bits as well: losses and gradients
-agree within 1e-3 (of the largest gradient) wherever gradients are summed in fp32. Where a layout itself sums in 16 bits, which one device does not do,
-an entry may be off by that format's rounding of the sum's terms.
+fp32, all gradients of the first step within 1e-7, the clipped norm within 1e-6. In 16 bits one device runs in 16 bits as well: losses agree within 1e-3,
+gradients within 1e-3 of the largest one (0.15) wherever they are summed in fp32. Where a layout itself sums in 16 bits, which one device does not do, they
+agree within 1e-3 absolutely, about a unit in bf16's last place of the largest; sequence parallelism, which sums twice, within two.
 """
 
 from __future__ import annotations
@@ -180,8 +180,9 @@ def test_16_bits(ranks: Ranks, model: str, case: str) -> None:
     np.testing.assert_allclose(found[0]["loss"], wanted["loss"], rtol=0, atol=1e-3)
     assert found[0]["loss"] != reference(ranks(1), model, "adamw")["loss"], "nothing was computed in 16 bits"
     np.testing.assert_allclose(found[0]["norm"][0], wanted["norm"][0], rtol=near)
+    within = 2e-3 if "x sp" in case else 1e-3 if case in SUMMED_IN_16_BITS else 1e-3 * scale
     for name, gradient in wanted["gradients"].items():
-        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=near * scale, err_msg=name)
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=within, err_msg=name)
 
 
 def test_an_overflow_in_fp16_changes_nothing_and_halves_the_scale(ranks: Ranks) -> None:
