@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..frameworks.dtypes import of_one_type
 from ..resolve import Run
+from ..spec.precision import activation_dtype
 from .base import Changes, Files, Limit, Options, Setting, Target, only, said, table, when, whole
 from .common import nothing_but_full_precision, options_among, plain_layers
 from .environment import settings
@@ -238,6 +240,15 @@ LIMITS = (
         lambda run: {"strategy.cp_kind": "ulysses"} if _heads_divide(run) else {"strategy.cp": 1},
     ),
     only("training.precision", ["bf16", "fp16", "fp32"], "has no key for this format"),
+    when(
+        lambda run: run.plan.structure.sharding == "none",
+        Limit(
+            "training.gradient_dtype",
+            lambda run: of_one_type(run.job),
+            "adds up gradients in another type than the weights' with ZeRO alone",
+            lambda run: {"training.gradient_dtype": activation_dtype(run.job.precision)},
+        ),
+    ),
     nothing_but_full_precision("keeps fp32 masters beside 16-bit weights"),
     only("training.optimizer", list(OPTIMIZERS), "builds AdamW and Lion itself"),
     when(lambda run: run.job.optimizer != "adamw", only("training.optimizer_kernel", ["fused"], "steps with its own kernels")),

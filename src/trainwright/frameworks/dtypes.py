@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..spec.job import TrainingJob
 from ..spec.plan import Structure
-from ..spec.precision import DTYPE_BYTES, activation_bytes
+from ..spec.precision import DTYPE_BYTES, activation_bytes, activation_dtype
 from .base import Framework
 
 
@@ -37,6 +37,12 @@ class Dtypes:
     def stream(self) -> int:
         """Bytes of an element between layers."""
         return 4 if self.autocast else self.compute
+
+
+def of_one_type(job: TrainingJob) -> bool:
+    """Whether gradients are added up in the type of the weights. Sums of bf16 ones in fp32 pass: releases of DeepSpeed differ on them."""
+    own = activation_dtype(job.precision)
+    return job.gradient_dtype == own or (own, job.gradient_dtype) == ("bf16", "fp32")
 
 
 def dtypes(framework: Framework, job: TrainingJob, structure: Structure, *, alone: bool) -> Dtypes:

@@ -6,6 +6,7 @@ Listed as rules in `trainwright.search.constraints`.
 from __future__ import annotations
 
 from ..cost.table import PlanTable
+from ..frameworks.dtypes import of_one_type
 from ..sharding import SHARDINGS
 from ..spec.plan import ParallelPlan, Structure
 from ..spec.precision import activation_dtype
@@ -92,10 +93,7 @@ def offload_stage_says(case: Case, p: ParallelPlan) -> str:
 
 
 def whole_gradients(case: Case, s: Structure, t: PlanTable) -> Mask:
-    """Releases of DeepSpeed differ on sums of bf16 gradients in fp32 without ZeRO: they pass."""
-    own, wanted = activation_dtype(case.job.precision), case.job.gradient_dtype
-    alike = wanted == own or (own, wanted) == ("bf16", "fp32")
-    return every(t, alike or s.sharding != "none" or case.framework(s).mixes_whole_gradients)
+    return every(t, of_one_type(case.job) or s.sharding != "none" or case.framework(s).mixes_whole_gradients)
 
 
 def whole_gradients_says(case: Case, p: ParallelPlan) -> str:
