@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from layouts import MODELS
+from layouts import MODELS, run_of
 
 import trainwright as tw
 from trainwright.cli import main
@@ -126,6 +126,14 @@ def test_context_parallelism_holds_parts_of_the_sequence() -> None:
     said = spec({"dp": 2, "cp": 4, "sharding": "zero3"}, batch=2, **SMALL | {"num_hidden_layers": 1, "max_position_embeddings": 1024})
     built, planned = built_and_planned(said | {"training": said["training"] | {"seq_len": 1024}})
     assert built.peak_bytes < 1.5 * planned["peak_bytes"]  # whole sequences: 4 times
+
+
+def test_muon_keeps_the_states_that_the_plan_counts() -> None:
+    """One momentum a matrix, experts' too; AdamW's two for table, head and vectors."""
+    run = run_of("moe", {"dp": 4, "sharding": "zero3"}, {"optimizer": "muon"})
+    planned = tw.estimate(run.filled).memory_dict()["states"]["optimizer"]
+    counters = 4 * (2 * run.model.num_layers + 3)  # AdamW's, of two norms a layer, the last one, table and head
+    assert dry_run(run).optimizer == planned + counters
 
 
 @pytest.mark.parametrize("rank", [0, 15])
