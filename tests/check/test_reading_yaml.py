@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainwright.check.syntax import read
@@ -14,6 +14,7 @@ from .test_reading_json import TREES, kinds
 
 
 @given(st.dictionaries(st.text(alphabet="abcdefgh_", min_size=1, max_size=6), TREES, min_size=1, max_size=5))
+@example({"_": {"<<": None}})  # quoted, it merges nothing
 @settings(max_examples=120, deadline=None)
 def test_what_the_safe_loader_reads_is_read_alike(tree):
     text = yaml.safe_dump(tree, sort_keys=False)

@@ -174,3 +174,15 @@ def test_no_schedule_needs_less_than_the_bound_on_it() -> None:
         assert len(table), name
         need, least = memory(task.model, task.cluster, task.job, table).device_bytes, least_device_bytes(case, table)
         assert (least <= need).all(), name
+
+
+def test_a_first_stage_without_anything_to_train_has_no_backward() -> None:
+    """A frozen embedding alone on its rank, under adapters: PyTorch's stage skips outputs that need no gradient."""
+    said = {
+        "model": {**LLAMA, "num_hidden_layers": 5},
+        "cluster": {"gpu": "h100", "nodes": 1, "gpus_per_node": 7},
+        "training": {"seq_len": 128, "global_batch_size": 8, "method": "lora"},
+        "strategy": {"framework": "fsdp2", "pp": 7, "dp": 1, "micro_batch_size": 1, "recompute": "full"},
+    }
+    found = tw.estimate(said)
+    assert 0 < found.peak_bytes < 2**31

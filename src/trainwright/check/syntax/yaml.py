@@ -17,6 +17,7 @@ _RESOLVER = yaml.resolver.Resolver()
 _SCALARS = yaml.constructor.SafeConstructor()
 MOST_NODES = 60_000  # values of one document, aliases unfolded
 _CORE = "tag:yaml.org,2002:"
+_MERGE = _CORE + "merge"
 _BOOLEANS = _SCALARS.bool_values
 
 
@@ -83,6 +84,8 @@ class _Builder:
             self.anchors[event.anchor] = made
         if isinstance(event, yaml.ScalarEvent):
             made.value = self.scalar(event, line)
+            if event.value == "<<" and event.implicit[0]:  # not where it is quoted
+                made.tag = _MERGE
         elif isinstance(event, yaml.SequenceStartEvent):
             made.kind, made.value = "list", []
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
@@ -131,7 +134,7 @@ class _Builder:
         for key_node, line, value in node.value:
             key = key_node.value if key_node.kind == "scalar" else repr(self.unfold(key_node, path, depth + 1))
             key = str(key) if isinstance(key, (float, type(None))) else key
-            if key == "<<":
+            if key_node.tag == _MERGE:
                 merged += value.value if value.kind == "list" else [value]
                 continue
             here = (*path, key if isinstance(key, (str, int)) and not isinstance(key, bool) else str(key))

@@ -264,6 +264,8 @@ class Run:
 
     def backward(self, root: Tensor, grad: Tensor) -> None:
         """Nodes by descending creation number; leaves at once, when the last gradient that they wait for is there."""
+        if root.node is None:  # nothing before it is trained: a first stage that is a frozen embedding alone
+            return
         assert isinstance(root.node, Node)
         self._count_uses(root.node)
         heap: list[tuple[int, int, Node]] = []
