@@ -17,7 +17,7 @@ from trainwright.train.files import METRICS, read_errors, read_events, write_err
 pytest.importorskip("torch")
 from trainwright.train.hang import blame
 from trainwright.train.launch import failed_rank
-from trainwright.train.metrics import Metrics
+from trainwright.train.metrics import Metrics, matmul_flops
 from trainwright.train.survive import Agreement, Diverged, Losses, Stop
 
 
@@ -95,9 +95,20 @@ def test_a_line_says_loss_speed_share_and_time_left() -> None:
     event = {"loss": 2.5, "tokens_per_s": 12345.6, "mfu": 0.314, "gradient_norm": 1.0}
     assert step_line(event, 90) == "loss 2.5000  12,346 tokens/s  MFU 31.4%  norm 1.0000  ETA 90 s"
     assert (
-        memory_line({"event": "memory", "parameters": 2**20, "optimizer": 2**21})
-        == "memory of rank 0: parameters 1.0 MiB, optimizer 2.0 MiB"
+        memory_line({"event": "memory", "master_weights": 2**21, "parameters": 2**20, "optimizer": 2**22})
+        == "memory of rank 0: fp32 masters 2.0 MiB, parameters 1.0 MiB, optimizer 4.0 MiB"
     )
+
+
+def test_a_cpu_is_held_against_products_as_layers_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both factors laid out by rows 16 bits take ten times as long on a CPU, and MFU was 150 %."""
+    import torch
+
+    made = []
+    whole = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda a, b: made.append(b.dtype) or whole(a, b))
+    assert matmul_flops(torch.device("cpu"), torch.bfloat16, 0.0) > 0
+    assert made == [torch.bfloat16]
 
 
 def test_time_left_is_that_of_the_last_steps() -> None:

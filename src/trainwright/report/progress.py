@@ -100,6 +100,6 @@ def number(value: Any) -> str:
 
 
 def memory_line(event: dict[str, Any]) -> str:
-    words = {"peak_allocated": "peak allocated", "resident": "resident (the process)"}
+    words = {"master_weights": "fp32 masters", "peak_allocated": "peak allocated", "resident": "resident (the process)"}
     kinds = [f"{words.get(k, k)} {format_bytes(v)}" for k, v in event.items() if k not in ("event", "time", "step")]
     return f"memory of rank 0: {', '.join(kinds)}"

@@ -103,13 +103,14 @@ def peak_bytes() -> dict[str, int]:
 
 
 def matmul_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.1) -> float:
-    """FLOP/s of this device's matrix products, the best of a few: what MFU is a share of where no catalogue knows the device (a CPU)."""
+    """FLOP/s of this device's matrix products, the best of a few: what MFU is a share of where no catalogue knows the device (a CPU). Laid out as a linear
+    layer's, since on a CPU the other way is up to ten times slower in 16 bits."""
     n = 512 if device.type == "cpu" else 4096
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     best, end = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end or not best:
         began = time.perf_counter()
-        a @ b
+        torch.nn.functional.linear(a, b)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = max(best, 2 * n**3 / (time.perf_counter() - began))

@@ -236,7 +236,8 @@ class Trainer:
     def memory(self) -> dict[str, int]:
         """Bytes of this rank by kind. Gradients are gone after a step; each had its weight's shape and type."""
         gradients = tensor_bytes(p for part in self.parts for p in part.parameters() if p.requires_grad)
-        return memory_by_kind(self.parts, [self.optimizer], gradients)
+        found = memory_by_kind(self.parts, [self.optimizer], gradients)
+        return {"master_weights": tensor_bytes(m for _, m in self.masters.named), **found} if self.masters else found
 
     # what is kept
 
