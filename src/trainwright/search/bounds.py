@@ -121,7 +121,7 @@ class Shapes:
         self.stays[rows] = 0.0 if "parameters" in SHARDINGS[structure.sharding].splits else self.gathered[rows]
         self.loss[rows] = logits(case, structure, part)
         self.received[rows] = received(case, structure, part)
-        self.group[rows] = structure.recompute_every if structure.recompute == "full" and structure.recompute_every > 1 else 1
+        self.group[rows] = group_of(structure)
         if structure.framework == "fsdp2" and structure.offload != "activations-cpu":  # log-softmax of every micro-batch in flight
             self.head[rows] = np.where(on_tape(case.model, case.job, structure, part), self.loss[rows] / LOSS_COPIES, 0.0)
 
@@ -232,13 +232,13 @@ def least_moved_bytes(case: Case, table: PlanTable) -> Column:
     fewest = places_of(case, table).layers[-1]  # no rank has fewer, the one whose memory counts neither
     for structure, rows in table.by_structure():
         if structure.offload == "activations-cpu":
-            found[rows] *= groups(structure, fewest[rows])
+            found[rows] *= np.floor(fewest[rows] / group_of(structure))
     return found
 
 
-def groups(structure: Structure, layers: Column) -> Column:
-    """Whole layers, or with full recomputation whole groups of them that are recomputed together."""
-    return np.floor(layers / (max(structure.recompute_every, 1) if structure.recompute == "full" else 1))
+def group_of(structure: Structure) -> int:
+    """Layers that are kept or recomputed together."""
+    return max(structure.recompute_every, 1) if structure.recompute == "full" else 1
 
 
 @lru_cache(maxsize=256)
