@@ -24,12 +24,17 @@ lint: $(VENV)/dev
 docs: $(VENV)/dev
 	$(BIN)/python docs/generate.py
 
-# What people install: built, installed alone into an empty environment, and asked once.
+# What people install: built, installed alone into an empty environment and asked; on the oldest Python with the oldest libraries that it says are enough.
+OLDEST = import sys, tomllib; names = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
+  print(*(name.replace(">=", "==") for name in names if sys.version_info < (3, 12)), sep="\n")
+
 wheel: $(VENV)/dev
 	rm -rf build/wheel && $(BIN)/python -m build --wheel --outdir build/wheel . > build.log 2>&1 || { cat build.log; exit 1; }
 	rm -f build.log && $(PYTHON) -m venv --clear build/wheel/venv
-	build/wheel/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build/wheel/*.whl
+	$(BIN)/python -c '$(OLDEST)' > build/wheel/oldest.txt
+	build/wheel/venv/bin/python -m pip --disable-pip-version-check install -q -c build/wheel/oldest.txt build/wheel/*.whl
 	cd build/wheel && venv/bin/trainwright plan llama-3.1-8b --on 8xH100 --json > plan.json && venv/bin/python -c "import json; assert json.load(open('plan.json'))['plans']"
+	cd build/wheel && venv/bin/trainwright gpus > gpus.txt && venv/bin/trainwright plan --help > help.txt
 
 # Scores the published runs and writes docs/validation.md with its pictures.
 validation: $(VENV)/dev
