@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -16,6 +17,22 @@ from ..errors import SpecError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# What a terminal or file without Unicode (Latin-1, Windows' code pages, ASCII) gets in place of the fills of bars and timelines.
+PLAIN = dict(zip("█▓▒░▚▞▙▜·", "#%=-x/&@."))
+
+
+def plain_characters() -> None:
+    """What standard output cannot encode is written as plain characters, ``?`` for any that has none, instead of stopping the command."""
+
+    def plain(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return "".join(PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("trainwright-plain", plain)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="trainwright-plain")
 
 
 def console(stderr: bool = False) -> Console:
