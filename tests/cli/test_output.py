@@ -21,4 +21,5 @@ def test_a_bar_is_drawn_where_its_fills_cannot_be_encoded(encoding: str) -> None
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode(encoding).splitlines()
     assert lines[1].startswith("rank 0 F0---")  # forward passes are told from backward ones
-    assert "B0%%%" in lines[1] and "?" not in lines[1]
+    assert "B0%%%" in lines[1]
+    assert "?" not in lines[1]
