@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 import typer
 
 from ..errors import TrainwrightError, nearest, one_line
-from .output import plain_characters
+from .output import prepare_streams
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # the parser that typer builds on has no public name for it
 
@@ -58,7 +58,7 @@ def build() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command line and exits with its status."""
-    plain_characters()
+    prepare_streams()
     gc.set_threshold(50_000)  # hundreds of modules make few cycles: looking for them at every 700 objects is a tenth of a short command
     try:
         status = _status(arguments)

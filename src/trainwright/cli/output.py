@@ -23,16 +23,28 @@ if TYPE_CHECKING:
 PLAIN = dict(zip("█▓▒░▚▞▙▜·", "#%=-x/&@."))
 
 
-def plain_characters() -> None:
-    """What standard output cannot encode is written as plain characters, ``?`` for any that has none, instead of stopping the command."""
+def prepare_streams() -> None:
+    """Standard streams that every command can write to.
 
-    def plain(error: UnicodeError) -> tuple[str, int]:
+    What standard output cannot encode is written as plain characters (``?`` for any that has none) instead of stopping the command; a stream that is
+    closed (``>&-``) swallows; a width of 0 columns means that nobody knows it.
+    """
+
+    def plain(error: UnicodeError) -> tuple[str | bytes, int]:
         assert isinstance(error, UnicodeEncodeError)
-        return "".join(PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
+        character = error.object[error.start]
+        if "\udc80" <= character <= "\udcff":  # a byte of a file's name that is no text
+            return bytes([ord(character) - 0xDC00]), error.start + 1
+        return PLAIN.get(character, "?"), error.start + 1
 
     codecs.register_error("trainwright-plain", plain)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="trainwright-plain")
+    if os.environ.get("COLUMNS") == "0":
+        del os.environ["COLUMNS"]
 
 
 def console(stderr: bool = False) -> Console:
