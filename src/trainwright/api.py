@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import SpecError, TrainwrightError, one_line
+from .errors import SpecError, TrainwrightError, expect, one_line
 from .spec.run import ClusterSection, RunSpec, validate
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def estimate_many(specs: Iterable[Source], *, catalog_files: tuple[str, ...] = (
     from .resolve import resolve
     from .search.constraints import check_plan
 
+    expect(Iterable, "a list of run specs", specs=specs)
     runs = [resolve(load(s), catalog_files) for s in specs]
     for run in runs:
         check_plan(run.model, run.cluster, run.job, run.plan)
@@ -187,6 +188,11 @@ class Plans(Sequence["Estimate"]):
     def __len__(self) -> int:
         return len(self._estimates)
 
+    def __repr__(self) -> str:
+        """A line a plan."""
+        lines = [f"<{len(self)} plans of {self.searched:,} layouts>", *(f"  {i + 1}. {e!r}" for i, e in enumerate(self))]
+        return "\n".join([*lines, f"  nothing fits; what would: {self.suggestion}"] if not len(self) else lines)
+
     def to_dict(self) -> dict[str, Any]:
         """{"plans": [estimate, ...], "removed", "searched", "suggestion", "assumed", "warnings"}."""
         return {
@@ -215,8 +221,9 @@ def plan(
     from .search.pricing import calibrated
     from .search.rank import SearchOptions, search
 
-    if isinstance(top, bool) or not isinstance(top, int):
-        raise SpecError(f"{str(top)[:40]!r} is no whole number of plans", "top")
+    expect(int, "a whole number of plans", top=top)
+    expect(int, "a whole number of GPUs", max_gpus=1 if max_gpus is None else max_gpus)
+    expect(tuple | list, "a list of files", catalog_files=catalog_files)
     task = resolve_task(load(spec), catalog_files)
     options = SearchOptions(top=top, objective=objective, max_cost=max_cost, deadline_s=deadline_s, max_gpus=max_gpus)
     factor = profile.factor(task.cluster.gpu.id, task.framework.name) if profile else 1.0
@@ -295,6 +302,7 @@ def schedule(
     """
     from .schedules.replay import schedule as replay
 
+    expect(str, "a name", name=name)
     return replay(name, stages, microbatches, virtual_stages, forward=forward, backward=backward, weight=weight, p2p=p2p, **more)
 
 
@@ -303,10 +311,9 @@ def collective_time(kind: str, bytes: float, cluster: str | Mapping[str, Any], g
     from .catalog.load import build_cluster
     from .cost.collectives import collective_time as seconds
 
-    if isinstance(bytes, bool) or not isinstance(bytes, (int, float)):
-        raise SpecError(f"{str(bytes)[:40]!r} is no number of bytes", "bytes")
-    if isinstance(gpus, bool) or not isinstance(gpus, int):
-        raise SpecError(f"{str(gpus)[:40]!r} is no whole number of GPUs", "gpus")
+    expect(str, "a name", kind=kind, algorithm="" if algorithm is None else algorithm)
+    expect(int | float, "a number of bytes", bytes=bytes)
+    expect(int, "a whole number of GPUs", gpus=gpus)
     spec = validate(
         {"model": "7B", "cluster": cluster if isinstance(cluster, str) or not isinstance(cluster, Mapping) else dict(cluster)}
     ).cluster

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class TrainwrightError(Exception):
@@ -32,6 +33,13 @@ class SpecError(TrainwrightError, ValueError):
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text} (nearest: {self.nearest})" if self.nearest else text
+
+
+def expect(kind: Any, what: str, /, **arguments: object) -> None:
+    """Raises `SpecError` for an argument of another type: wrong input of a library, too, is one line that says what and where. A truth value is no number."""
+    for where, value in arguments.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise SpecError(f"{one_line(repr(value), 40)} is not {what}", where)
 
 
 def one_line(text: object, limit: int = 600) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import unknown
+from ..errors import expect, unknown
 from .checks import CHECKS
 from .findings import LABELS, Finding, Severity
 from .read import read_setup
@@ -47,6 +47,11 @@ def check(
 
     `model` and `on` say what the files do not (a catalogue id, a config.json, a size; ``8xA100``). Raises `SpecError` where a name is unknown.
     """
+    expect(Mapping, "a mapping of file names to texts", files=files)
+    expect(str | bytes, "the text of a file", **{str(name): text for name, text in files.items()})
+    expect(str, "a command", launch=launch)
+    expect(str | Mapping, "a cluster", on="" if on is None else on)
+    expect(Iterable, "a list of checks", ignore=ignore)
     asked = {k: v for k, v in (("model", model), ("on", on)) if v}
     _known_names(model, on)
     return judge(read_setup(dict(_records(files)), launch, asked), ignore)

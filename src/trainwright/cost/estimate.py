@@ -13,7 +13,7 @@ from ..spec.cluster import ClusterSpec
 from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import ParallelPlan
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
 from .flops import conventions, flops
 from .memory import memory
 from .memory_table import PHASES, MemoryTable
@@ -76,6 +76,12 @@ class Estimate:
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line: the whole model would be pages of a notebook."""
+        card = f"{format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)}"
+        answer = f"{format_seconds(self.step_s)} a step, {card}, verdict {self.verdict}"
+        return f"<Estimate {self.model.name} on {self.plan.gpus} x {self.cluster.gpu.id}: {self.plan}: {answer}>"
 
     @property
     def model(self) -> ModelSpec:

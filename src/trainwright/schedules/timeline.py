@@ -55,6 +55,10 @@ class Timeline:
     collectives: tuple[Collective, ...] = ()
     weight_copies: int = 1
 
+    def __repr__(self) -> str:
+        what = f"{self.name}: {self.stages} ranks, {self.microbatches} micro-batches"
+        return f"<Timeline {what}: makespan {self.makespan:g}, bubble {self.bubble_total:.1%} of all time>"
+
     @property
     def table(self) -> ActionTable:
         return self.nodes.table

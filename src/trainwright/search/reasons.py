@@ -34,32 +34,14 @@ NAMES = {
 }
 
 
-def describe(plan: ParallelPlan) -> str:
-    """A layout in a few words: ``tp 8, pp 4 (1f1b), dp 2, zero1, micro-batch 1``."""
-    s = plan.structure
-    parts = [f"{name} {getattr(plan, name)}" for name in ("tp", "cp", "ep", "etp") if getattr(plan, name) > 1]
-    if plan.pp > 1:
-        virtual = f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""
-        parts.insert(0, f"pp {plan.pp}{virtual} ({s.schedule})")
-    two_levels = plan.dp_replicate > 1 and plan.dp_shard > 1
-    parts.append(f"dp {plan.dp_replicate} x {plan.dp_shard}" if two_levels else f"dp {plan.dp}")
-    parts.append(s.sharding if s.sharding != "none" else "no sharding")
-    parts.append(f"micro-batch {plan.micro_batch_size}")
-    if s.recompute != "none":
-        parts.append(f"{s.recompute} recompute")
-    if s.offload != "none":
-        parts.append(f"offload {s.offload}")
-    return ", ".join(parts)
-
-
 def explain_ranking(model: ModelSpec, job: TrainingJob, options: SearchOptions, ranking: Ranking, pricing: type[Equations]) -> Ranking:
     """The ranking with `reasons`: all sentences for the first plan, one for each other."""
     cluster = ranking.clusters[0]
     case = Case(model, cluster, job)
     first = [_why_first(ranking, options, job), limits(ranking, 0), *memory_limits(case, ranking, options, pricing(model, cluster, job))]
     if len(ranking) > 1:
-        first.append(f"The runner-up ({describe(ranking.plans.plan(1))}) lost: {behind(ranking, 1, options)}.")
-    rest = [(f"{describe(ranking.plans.plan(i))}: {behind(ranking, i, options)}.",) for i in range(1, len(ranking))]
+        first.append(f"The runner-up ({ranking.plans.plan(1)}) lost: {behind(ranking, 1, options)}.")
+    rest = [(f"{ranking.plans.plan(i)}: {behind(ranking, i, options)}.",) for i in range(1, len(ranking))]
     return replace(ranking, reasons=(tuple(first), *rest))
 
 
@@ -71,14 +53,14 @@ def _why_first(ranking: Ranking, options: SearchOptions, job: TrainingJob) -> st
     if options.objective == "memory":
         result = f"{format_bytes(float(ranking.device_bytes[0]))} of a card, {result}"
     best = int(np.argmin(ranking.value))
-    lead = f"{describe(plan)}: {result}"
+    lead = f"{plan}: {result}"
     if best == 0:
         return f"{lead}; the {what} of {ranking.searched:,} layouts."
     other = ranking.plans.plan(best)
     gap = float(ranking.value[0] / ranking.value[best] - 1)
     fewer = mechanisms(other) - mechanisms(plan)
     simpler = f"uses {fewer} mechanism{'s' * (fewer > 1)} fewer" if fewer > 0 else _simpler(plan, other)
-    return f"{lead}; within {gap:.1%} of the {what} of {ranking.searched:,} layouts ({describe(other)}), and simpler: it {simpler}."
+    return f"{lead}; within {gap:.1%} of the {what} of {ranking.searched:,} layouts ({other}), and simpler: it {simpler}."
 
 
 def _simpler(plan: ParallelPlan, other: ParallelPlan) -> str:

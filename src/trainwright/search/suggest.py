@@ -20,7 +20,6 @@ from ..spec.run import MAX_GPUS, StrategySection
 from ..units import format_bytes, format_seconds, format_usd
 from .pricing import Equations, resized
 from .rank import Ranking, SearchOptions, rank
-from .reasons import describe
 
 # what is freed together, since one says the other
 FREEABLE: tuple[tuple[str, ...], ...] = (
@@ -85,7 +84,7 @@ def outcome(ranking: Ranking) -> str:
     """What the change gives."""
     plan, capacity = ranking.plans.plan(0), ranking.clusters[0].gpu.capacity_bytes
     used = f"{format_bytes(float(ranking.device_bytes[0]))} of {format_bytes(capacity)}"
-    return f"{describe(plan)}, {format_seconds(float(ranking.step_s[0]))} a step, {used}"
+    return f"{plan}, {format_seconds(float(ranking.step_s[0]))} a step, {used}"
 
 
 Found = Iterator[tuple[Ranking, Mapping[str, object], str]]

@@ -55,5 +55,22 @@ class ParallelPlan:
     def gpus(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
+    def __str__(self) -> str:
+        """In a few words: ``pp 4 (1f1b), tp 8, dp 2, zero1, micro-batch 1``."""
+        s = self.structure
+        parts = [f"{name} {getattr(self, name)}" for name in ("tp", "cp", "ep", "etp") if getattr(self, name) > 1]
+        if self.pp > 1:
+            virtual = f" x {self.virtual_stages}" if self.virtual_stages > 1 else ""
+            parts.insert(0, f"pp {self.pp}{virtual} ({s.schedule})")
+        two_levels = self.dp_replicate > 1 and self.dp_shard > 1
+        parts.append(f"dp {self.dp_replicate} x {self.dp_shard}" if two_levels else f"dp {self.dp}")
+        parts.append(s.sharding if s.sharding != "none" else "no sharding")
+        parts.append(f"micro-batch {self.micro_batch_size}")
+        if s.recompute != "none":
+            parts.append(f"{s.recompute} recompute")
+        if s.offload != "none":
+            parts.append(f"offload {s.offload}")
+        return ", ".join(parts)
+
 
 NUMBERS = tuple(f.name for f in fields(ParallelPlan) if f.name != "structure")
