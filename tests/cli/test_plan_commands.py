@@ -124,3 +124,16 @@ def test_catalogues(run: Run, command: str) -> None:
     assert len(rows) > 20
     assert run(command, "--markdown").out.startswith("| ")
     assert run(command, "nothing-like-this").status == 2
+
+
+def test_explain_reads_the_log_of_a_run_that_ran_out_of_memory(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(
+        "step 1\nCUDA out of memory. Tried to allocate 9.47 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is free. Of the allocated memory "
+        "70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    ran = run("explain", str(log), "--model", "gpt2", "--on", "8xH100", "--json")
+    said = json.loads(ran.out)
+    assert said["message"]["allocated"] == 70 * 2**30
+    assert "7.5 GiB too little" in said["conclusions"][0]
+    assert "more than the plan's peak" in said["conclusions"][1]

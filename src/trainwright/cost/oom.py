@@ -1,9 +1,7 @@
 """Which tensor asked for it? From "Tried to allocate 9.47 GiB" and a plan to the tensors of that size, nearest first.
 
-PyTorch prints the rounded request (two decimals of the unit), so a tensor explains it when its size rounds to the same text or is within
-the
-allocator's rounding; candidates are products of the model's and the plan's own numbers: logits, softmax scores, flat buffers, weights,
-states.
+PyTorch prints the rounded request (two decimals of the unit), so a tensor explains it when its size rounds to the same text or is within the
+allocator's rounding; candidates are products of the model's and the plan's own numbers: logits, softmax scores, flat buffers, weights, states.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from .ledger.weights import local_elements
 from .table import PlanTable
 
 UNITS = {"B": 1, "BYTES": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+SIZE = r"((?<![0-9a-z.+-])[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([KMGT]?i?B|bytes)\b"  # a number and its unit
 WORD = {4: "fp32", 2: "16-bit", 1: "8-bit"}
 
 
@@ -48,15 +47,19 @@ def read_allocation(text: str) -> tuple[int, int]:
 
     Raises `SpecError` when the text names no size.
     """
-    size = r"((?<![0-9a-z.+-])[0-9][0-9_,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([KMGT]?i?B|bytes)\b"
-    found = re.search(r"(?:allocate|allocating|request(?:ed)?)\D{0,40}?" + size, text, re.I) or re.search(size, text, re.I)
+    found = re.search(r"(?:allocate|allocating|request(?:ed)?)\D{0,40}?" + SIZE, text, re.I) or re.search(SIZE, text, re.I)
     if not found:
         raise SpecError(f"{text[:80]!r} names no size", "allocation", ["Tried to allocate 9.47 GiB"])
-    digits, unit = found[1].replace(",", "").replace("_", ""), UNITS[found[2].upper()]
-    decimals = len(digits.lower().partition("e")[0].partition(".")[2])
-    if not 1 <= float(digits) * unit < 2**60:
+    bytes_ = size_of(found[1], found[2])
+    decimals = len(found[1].lower().partition("e")[0].partition(".")[2])
+    if not 1 <= bytes_ < 2**60:
         raise SpecError(f"{found[0][:40]!r} is no size of a tensor", "allocation", ["Tried to allocate 9.47 GiB"])
-    return round(float(digits) * unit), max(round(0.5 * 10**-decimals * unit), 1)
+    return round(bytes_), max(round(0.5 * 10**-decimals * UNITS[found[2].upper()]), 1)
+
+
+def size_of(digits: str, unit: str) -> float:
+    """Bytes of the two groups of `SIZE`."""
+    return float(digits.replace(",", "").replace("_", "")) * UNITS[unit.upper()]
 
 
 def explain_allocation(
@@ -131,7 +134,7 @@ def _weights(scope: Scope) -> list[Candidate]:
     blocks = [scope.model.embedding, *scope.model.blocks.values(), scope.model.head]
     for block in blocks:
         for weight in block.weights:
-            for elements, name in ((one(local_elements(weight, scope)), "its share"), (float(weight.elements), "whole")):
+            for elements, name in {one(local_elements(weight, scope)): "its share", float(weight.elements): "whole"}.items():
                 for each in (4, 2):
                     formula = f"{elements:,.0f} elements x {each} bytes"
                     what = f"{weight.name} ({name}, {WORD[each]}; the weight, its gradient or a state)"
@@ -144,10 +147,12 @@ def _flat(scope: Scope) -> list[Candidate]:
     found: list[Candidate] = []
     framework = FRAMEWORKS[scope.structure.framework].title
     p = pieces(scope)
-    ranks = {f"of pipeline rank {int(slot.rank[0])}": one(rank_weights(p, slot).held.everything) for slot in slots(scope)}
+    held = {float(scope.model.parameters): "of the whole model"}
+    for slot in slots(scope):
+        held.setdefault(one(rank_weights(p, slot).held.everything), f"of pipeline rank {int(slot.rank[0])}")
     shards = one(scope.data_ranks)
     advice = "ZeRO or FSDP over more ranks, offload, 8-bit or no optimizer states"
-    for where, elements in {**ranks, "of the whole model": float(scope.model.parameters)}.items():
+    for elements, where in held.items():
         parts = [(f"all parameters {where}", elements)]
         if shards > 1:
             parts.append((f"a 1/{shards:.0f} share of the parameters {where}", elements / shards))

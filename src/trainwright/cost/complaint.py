@@ -1,0 +1,102 @@
+"""What an out-of-memory message says beside the request: how full the card was, of what, and whether the plan knew.
+
+PyTorch 2.1 and later (c10/cuda/CUDACachingAllocator.cpp): ``Tried to allocate A. GPU 0 has a total capacity of B of which C is free. Process 1 has D
+memory in use. Including non-PyTorch memory, this process has E memory in use. Of the allocated memory F is allocated by PyTorch, and G is reserved by
+PyTorch but unallocated.`` Before: ``Tried to allocate A (GPU 0; B total capacity; F already allocated; C free; F + G reserved in total by PyTorch)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..units import format_bytes
+from .memory_table import PHASES
+from .oom import SIZE, read_allocation, size_of
+
+GIB = 2**30
+OTHER_CARD = 0.08  # relative: what driver and firmware take of a card is less
+MORE = 0.03  # relative: what the memory of a plan may be off
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """Bytes; None where the message does not say. `unallocated`: freed blocks that the allocator keeps. `others`: of other processes on the card."""
+
+    request: int
+    capacity: int | None
+    free: int | None
+    allocated: int | None
+    unallocated: int | None
+    others: int
+
+
+def first_complaint(log: str) -> str:
+    """The first line of a log that says that memory ran out, which the others follow from; the text itself where no line does."""
+    return next((line for line in log.splitlines() if re.search(r"(out of memory|tried to allocate).*" + SIZE, line, re.I)), log)
+
+
+def read_complaint(text: str) -> Complaint:
+    """Raises `SpecError` where the text names no size."""
+
+    def said(*patterns: str) -> int | None:
+        found = next((m for p in patterns if (m := re.search(p.replace("SIZE", SIZE), text, re.I))), None)
+        return None if found is None else round(size_of(found[1], found[2]))
+
+    allocated = said("SIZE is allocated by PyTorch", "SIZE already allocated")
+    unallocated, reserved = said("SIZE is reserved by PyTorch but unallocated"), said("SIZE reserved in total by PyTorch")
+    if unallocated is None and reserved is not None and allocated is not None:
+        unallocated = max(reserved - allocated, 0)
+    processes = [round(size_of(*sizes)) for sizes in re.findall(r"Process \d+ has " + SIZE + " memory in use", text, re.I)]
+    if processes and not re.search("this process has", text, re.I):
+        processes.remove(max(processes))  # in a container a process does not know its own number
+    return Complaint(
+        request=read_allocation(text)[0],
+        capacity=said("total capac[a-z]* of SIZE", "SIZE total capacity"),
+        free=said("of which SIZE is free", "SIZE free"),
+        allocated=allocated,
+        unallocated=unallocated,
+        others=sum(processes),
+    )
+
+
+def conclusions(complaint: Complaint, capacity: int, memory: Mapping[str, int], phases: Mapping[str, int]) -> Iterator[str]:
+    """Sentences. `capacity` is that of the plan's card; `memory` has the plan's ``peak`` (tensors) and ``device`` bytes, `phases` tensors by phase."""
+    show = format_bytes
+    if complaint.capacity is not None and abs(complaint.capacity / capacity - 1) > OTHER_CARD:
+        yield f"The card of the message has {show(complaint.capacity)}, the plan's has {show(capacity)}: not the GPU of the plan, or a part of one."
+    if complaint.others >= GIB / 2:
+        yield f"Other processes hold {show(complaint.others)} of the card (nvidia-smi names them)."
+    yield from _room(complaint)
+    if complaint.allocated is None:
+        return
+    reached, peak = complaint.allocated + complaint.request, memory["peak"]
+    if reached > peak * (1 + MORE):
+        yield (
+            f"With the request the run would hold {show(reached)} in tensors, {show(reached - peak)} more than the plan's peak of {show(peak)}: something is "
+            "there that the plan does not say (longer sequences, a larger micro-batch, a second model, an evaluation, outputs kept from step to step)."
+        )
+        return
+    ahead = next((name for name in PHASES if phases.get(name, 0) >= reached * (1 - MORE)), None)
+    where = f", which {ahead} reaches" if ahead else ""
+    yield f"With the request the run would hold {show(reached)} in tensors{where}; the plan's peak is {show(peak)}, {show(memory['device'])} on the device."
+    if memory["device"] > (complaint.capacity or capacity):
+        yield f"So the plan does not fit on this card: {show(memory['device'] - (complaint.capacity or capacity))} are missing."
+
+
+def _room(complaint: Complaint) -> Iterator[str]:
+    """Whether the allocator's own freed blocks would have done."""
+    show, freed, free = format_bytes, complaint.unallocated, complaint.free
+    if freed is None or free is None:
+        return
+    if complaint.request <= free:
+        yield f"{show(free)} were free: the limit was not the card's (a memory fraction set for the process, or another that has given up its part since)."
+    elif complaint.request <= freed + free:
+        yield (
+            f"{show(freed)} lay in freed blocks, {show(free)} were free: enough together, but in pieces. "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them."
+        )
+    else:
+        blocks = f" and freed blocks ({show(freed)})" if freed else ""
+        yield f"Free memory ({show(free)}){blocks}: {show(complaint.request - freed - free)} too little for the request."
