@@ -42,7 +42,8 @@ def test_a_log_is_read_at_its_first_complaint() -> None:
 
 def concluded(text: str, peak: float = 90, device: float = 95, capacity: float = 80) -> str:
     phases = {"load": 10 * GIB, "forward": 60 * GIB, "backward": int(peak * GIB)}
-    return " ".join(conclusions(read_complaint(text), int(capacity * GIB), {"peak": int(peak * GIB), "device": int(device * GIB)}, phases))
+    needs = {"capacity_bytes": int(capacity * GIB), "peak_bytes": int(peak * GIB), "device_bytes": int(device * GIB), "phases": phases}
+    return " ".join(conclusions(read_complaint(text), needs))
 
 
 def test_freed_blocks_that_would_have_done_are_fragments() -> None:

@@ -47,9 +47,8 @@ def explain(
         message = first_complaint(read_text(message))
     run = resolve(load(parse_document(read_text(plan), "stdin" if plan == "-" else plan) if plan else {"model": model, "cluster": on}))
     suspects = explain_allocation(message, run.model, run.cluster, run.job, run.plan, top)
-    complaint, found = read_complaint(message), estimate(run.spec)
-    memory = found.memory_dict()
-    said = list(conclusions(complaint, found.capacity_bytes, {"peak": found.peak_bytes, "device": found.device_bytes}, memory["phases"]))
+    complaint = read_complaint(message)
+    said = list(conclusions(complaint, estimate(run.spec).memory_dict()))
     if json_:
         print_json({"message": asdict(complaint), "conclusions": said, "suspects": [asdict(s) for s in suspects]})
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..units import format_bytes
 from .memory_table import PHASES
@@ -61,9 +62,9 @@ def read_complaint(text: str) -> Complaint:
     )
 
 
-def conclusions(complaint: Complaint, capacity: int, memory: Mapping[str, int], phases: Mapping[str, int]) -> Iterator[str]:
-    """Sentences. `capacity` is that of the plan's card; `memory` has the plan's ``peak`` (tensors) and ``device`` bytes, `phases` tensors by phase."""
-    show = format_bytes
+def conclusions(complaint: Complaint, memory: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences; `memory` is what the plan needs (`Estimate.memory_dict`)."""
+    show, capacity, peak, device = format_bytes, memory["capacity_bytes"], memory["peak_bytes"], memory["device_bytes"]
     if complaint.capacity is not None and abs(complaint.capacity / capacity - 1) > OTHER_CARD:
         yield f"The card of the message has {show(complaint.capacity)}, the plan's has {show(capacity)}: not the GPU of the plan, or a part of one."
     if complaint.others >= GIB / 2:
@@ -71,18 +72,18 @@ def conclusions(complaint: Complaint, capacity: int, memory: Mapping[str, int], 
     yield from _room(complaint)
     if complaint.allocated is None:
         return
-    reached, peak = complaint.allocated + complaint.request, memory["peak"]
+    reached = complaint.allocated + complaint.request
     if reached > peak * (1 + MORE):
         yield (
             f"With the request the run would hold {show(reached)} in tensors, {show(reached - peak)} more than the plan's peak of {show(peak)}: something is "
             "there that the plan does not say (longer sequences, a larger micro-batch, a second model, an evaluation, outputs kept from step to step)."
         )
         return
-    ahead = next((name for name in PHASES if phases.get(name, 0) >= reached * (1 - MORE)), None)
+    ahead = next((name for name in PHASES if memory["phases"].get(name, 0) >= reached * (1 - MORE)), None)
     where = f", which {ahead} reaches" if ahead else ""
-    yield f"With the request the run would hold {show(reached)} in tensors{where}; the plan's peak is {show(peak)}, {show(memory['device'])} on the device."
-    if memory["device"] > (complaint.capacity or capacity):
-        yield f"So the plan does not fit on this card: {show(memory['device'] - (complaint.capacity or capacity))} are missing."
+    yield f"With the request the run would hold {show(reached)} in tensors{where}; the plan's peak is {show(peak)}, {show(device)} on the device."
+    if device > (complaint.capacity or capacity):
+        yield f"So the plan does not fit on this card: {show(device - (complaint.capacity or capacity))} are missing."
 
 
 def _room(complaint: Complaint) -> Iterator[str]:

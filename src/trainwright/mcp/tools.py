@@ -92,13 +92,15 @@ def explain(message: str, run: RunDocument, top: int = 5) -> Answer:
     run: as in estimate. top: how many tensors to name.
     """
     from .. import api
+    from ..cost.complaint import conclusions, read_complaint
     from ..cost.oom import explain_allocation
-    from ..resolve import resolve
 
     if not 1 <= top <= 50:
         raise SpecError(f"{top} is not between 1 and 50", "top")
-    found = resolve(api.load(_without_files(run)))
-    return {"suspects": [asdict(s) for s in explain_allocation(message, found.model, found.cluster, found.job, found.plan, top)]}
+    found = api.estimate(_without_files(run))
+    suspects = explain_allocation(message, found.model, found.cluster, found.job, found.plan, top)
+    said = conclusions(read_complaint(message), found.memory_dict())
+    return {"conclusions": list(said), "suspects": [asdict(s) for s in suspects]}
 
 
 TOOLS: tuple[Callable[..., Answer], ...] = (plan, estimate, memory, check, explain)
