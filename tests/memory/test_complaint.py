@@ -40,10 +40,11 @@ def test_a_log_is_read_at_its_first_complaint() -> None:
     assert first_complaint(log) == f"[rank1]: {NEW}"
 
 
-def concluded(text: str, peak: float = 90, device: float = 95, capacity: float = 80) -> str:
+def concluded(text: str, peak: float = 90, device: float = 95, capacity: float = 80, host: int | None = None) -> str:
     phases = {"load": 10 * GIB, "forward": 60 * GIB, "backward": int(peak * GIB)}
     needs = {"capacity_bytes": int(capacity * GIB), "peak_bytes": int(peak * GIB), "device_bytes": int(device * GIB), "phases": phases}
-    return " ".join(conclusions(read_complaint(text), needs))
+    needs |= {"breakdown": {}, "host_bytes_per_node": 150 * GIB, "host_phases": {"load": 150 * GIB, "train": 30 * GIB}}
+    return " ".join(conclusions(read_complaint(text), needs, host))
 
 
 def test_freed_blocks_that_would_have_done_are_fragments() -> None:
@@ -68,3 +69,25 @@ def test_others_on_the_card_and_another_card_are_named() -> None:
 
 def test_memory_that_was_free_is_wondered_at() -> None:
     assert "20.0 GiB were free: the limit was not the card's" in concluded(NEW.replace("which 1.25", "which 20.00"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "failed (exitcode: -9) local_rank: 0 (pid: 4171) of binary: python",
+        "torch.distributed.elastic.multiprocessing.errors: Signal 9 (SIGKILL) received by PID 4171",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7. Some of the step tasks have been OOM Killed.",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4831838208 bytes.",
+    ],
+)
+def test_a_killed_process_is_about_the_memory_of_a_node(text: str) -> None:
+    assert concluded(text).endswith(
+        "The plan takes a node load 150 GiB, train 30.0 GiB. How much a node has is not said (cluster.host_memory_gb)."
+    )
+    assert concluded(text, host=100 * GIB).endswith("A node has 100 GiB: 50.0 GiB are missing.")
+    assert "enough for the plan" in concluded(text, host=200 * GIB)
+
+
+def test_a_kill_has_no_size() -> None:
+    assert read_complaint("exitcode: -9").request is None
+    assert read_complaint("you tried to allocate 4831838208 bytes. DefaultCPUAllocator").request == 4831838208

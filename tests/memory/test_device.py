@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainwright.cost.device import COMMUNICATOR, context_bytes, finish, framework_bytes
+from trainwright.cost.device import COMMUNICATOR, HOST_PHASES, context_bytes, finish, framework_bytes
 from trainwright.cost.ledger import memory_rows
 from trainwright.cost.memory_table import MemoryTable
 from trainwright.cost.table import PlanTable
@@ -101,6 +101,18 @@ def test_frameworks_that_build_the_model_in_every_process_hold_a_copy_a_rank():
     ddp = whole(plan(framework="ddp", sharding="none", dp_replicate=8)).host_bytes_per_node[0]
     fsdp = whole(plan(framework="fsdp2", sharding="zero3", dp_shard=8)).host_bytes_per_node[0]
     assert ddp - fsdp == pytest.approx(7 * 2 * MODEL.parameters, rel=1e-6)
+
+
+def test_host_memory_is_told_by_moment():
+    """DeepSpeed makes offloaded states as it starts, PyTorch in the first step; the largest moment is what a node needs."""
+    deepspeed = whole(plan(framework="deepspeed", sharding="zero3", dp_shard=8, offload="optimizer-cpu"))
+    fsdp2 = whole(plan(framework="fsdp2", sharding="zero3", dp_shard=8, offload="params-cpu"))
+    for found in (deepspeed, fsdp2):
+        moments = {name: int(found.extra[f"host_{name}"][0]) for name in HOST_PHASES}
+        assert found.host_bytes_per_node[0] == max(moments.values())
+        assert moments["train"] > moments["load"]
+    assert deepspeed.extra["host_init"][0] == deepspeed.extra["host_train"][0]
+    assert fsdp2.extra["host_init"][0] == fsdp2.extra["host_load"][0]
 
 
 def test_fsdp1_gathers_a_full_state_dict_to_save_it():

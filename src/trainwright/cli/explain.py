@@ -20,7 +20,8 @@ def explain(
     """Name the tensor that an out-of-memory message is about, by its size, and what would make it smaller.
 
     A whole message also tells whether freed blocks, other processes or another
-    card are in the way, and how far the plan knew.
+    card are in the way, and how far the plan knew; that a process was killed
+    (exit code -9), what the plan takes of a node's RAM.
 
     Exit status 1 where no tensor of the run has nearly that size.
 
@@ -46,9 +47,10 @@ def explain(
     if message == "-" or isfile(message):
         message = first_complaint(read_text(message))
     run = resolve(load(parse_document(read_text(plan), "stdin" if plan == "-" else plan) if plan else {"model": model, "cluster": on}))
-    suspects = explain_allocation(message, run.model, run.cluster, run.job, run.plan, top)
     complaint = read_complaint(message)
-    said = list(conclusions(complaint, estimate(run.spec).memory_dict()))
+    sized = complaint.request is not None
+    suspects = explain_allocation(message, run.model, run.cluster, run.job, run.plan, top) if sized else []
+    said = list(conclusions(complaint, estimate(run.spec).memory_dict(), run.cluster.host_memory_bytes))
     if json_:
         print_json({"message": asdict(complaint), "conclusions": said, "suspects": [asdict(s) for s in suspects]})
     else:
@@ -65,8 +67,9 @@ def explain(
             }
             for s in suspects
         ]
-        print_rows(rows, "table")
-    return 0 if any(abs(s.error) < 0.02 for s in suspects) else 1
+        if rows:
+            print_rows(rows, "table")
+    return 0 if complaint.host or any(abs(s.error) < 0.02 for s in suspects) else 1
 
 
 def register(app: typer.Typer) -> None:

@@ -40,6 +40,7 @@ EXPANDABLE = 0.25
 
 def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> MemoryTable:
     """The engines' table with `framework`, `reserved_bytes`, `device_bytes`, host and disk filled in."""
+    host = host_bytes(model, cluster, job, table, found)
     framework = framework_bytes(cluster.gpu, table)
     live = found.peak_bytes - found.breakdown["framework"]
     unavoidable, cached = slack(model, table, found)
@@ -53,9 +54,9 @@ def finish(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
         peak_bytes=live + framework,
         reserved_bytes=reserved,
         device_bytes=reserved + framework,
-        host_bytes_per_node=host_bytes(model, cluster, job, table, found),
+        host_bytes_per_node=np.maximum.reduce(list(host.values())),
         nvme_bytes_per_node=nvme_bytes(cluster, table, found),
-        extra={**found.extra, **interval(model, job, table, reserved + framework)},
+        extra={**found.extra, **interval(model, job, table, reserved + framework), **{f"host_{k}": c for k, c in host.items()}},
     )
 
 
@@ -126,24 +127,28 @@ def by_row(table: PlanTable, value: Callable[[Structure], float]) -> Column:
     return np.array([value(s) for s in table.structures], dtype=np.float64)[table.structure]
 
 
-def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> IntColumn:
-    """RAM of one node at its worst: load, training with what is offloaded, save.
+HOST_PHASES = ("load", "init", "train", "save")
 
-    Load: frameworks that build the whole model in every process (DDP, ZeRO below 3) hold a 16-bit copy a rank, the others one a node.
-    Save: FSDP1
-    gathers a full state dict of the stored type on rank 0, ZeRO-3 the 16-bit weights; Megatron and FSDP2 write shards.
+
+def host_bytes(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, found: MemoryTable) -> dict[str, IntColumn]:
+    """RAM of one node by `HOST_PHASES`.
+
+    Load: frameworks that build the whole model in every process (DDP, ZeRO below 3) hold a 16-bit copy a rank, the others one a node. Init: the copy is
+    still there; DeepSpeed makes all states that live on the host at once (`initialize_optimizer_states`), PyTorch's optimizers make theirs in the first
+    step. Train: what is offloaded. Save: FSDP1 gathers a full state dict of the stored type on rank 0, DeepSpeed and DDP the 16-bit weights; Megatron and
+    FSDP2 write shards.
     """
     ranks = np.minimum(cluster.gpus_per_node, table.gpus).astype(np.float64)
-    weights = 2.0 * model.parameters
     process = PROCESS * ranks
     copies = by_row(table, _loads_whole)
-    load = process + weights * np.where(copies > 0, ranks, 1.0)
+    load = process + 2.0 * model.parameters * np.where(copies > 0, ranks, 1.0)
     moved = found.extra.get("offloaded_bytes", np.zeros(len(table), np.int64)).astype(np.float64)
     nvme = by_row(table, lambda s: s.offload.endswith("nvme"))
-    factor = by_row(table, lambda s: PINNED if s.framework == "deepspeed" else 1.0)
-    train = process + ranks * np.where(nvme > 0, STAGING, moved * factor)
+    deepspeed = by_row(table, lambda s: s.framework == "deepspeed") > 0
+    train = process + ranks * np.where(nvme > 0, STAGING, moved * np.where(deepspeed, PINNED, 1.0))
     save = process + model.parameters * by_row(table, lambda s: _saved_whole(job, s))
-    return np.rint(np.maximum(np.maximum(load, train), save)).astype(np.int64)
+    phases = load, np.where(deepspeed, np.maximum(load, train), load), train, save
+    return {name: np.rint(column).astype(np.int64) for name, column in zip(HOST_PHASES, phases, strict=True)}
 
 
 def _saved_whole(job: TrainingJob, s: Structure) -> float:

@@ -14,6 +14,7 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import ParallelPlan
 from ..units import format_bytes, format_seconds
+from .device import HOST_PHASES
 from .flops import conventions, flops
 from .memory import memory
 from .memory_table import PHASES, MemoryTable
@@ -185,6 +186,7 @@ class Estimate:
             "reserved_bytes": column(m.reserved_bytes),
             "device_bytes": column(m.device_bytes),
             "host_bytes_per_node": column(m.host_bytes_per_node),
+            "host_phases": {name: column(m.extra[f"host_{name}"]) for name in HOST_PHASES},
             "nvme_bytes_per_node": column(m.nvme_bytes_per_node),
             "verdict": self.verdict,
             "interval_80_bytes": [int(x) for x in memory_interval(m, i)],

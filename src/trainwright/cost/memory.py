@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
-from importlib import import_module, util
+from importlib import import_module
 from types import ModuleType
 
 import numpy as np
@@ -26,11 +26,10 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.plan import Structure
 from . import tape
+from .device import finish
 from .distinct import distinct
 from .memory_table import MemoryTable, scatter
 from .table import PlanTable, merged
-
-MIB = 2**20
 
 
 def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: PlanTable, limit: int | None = None) -> MemoryTable:
@@ -43,10 +42,7 @@ def memory(model: ModelSpec, cluster: ClusterSpec, job: TrainingJob, table: Plan
             some_limit = {"limit": limit} if limit is not None and engine is tape else {}
             parts.append(engine.memory_rows(kinds, cluster, job, structure, table.take(some), **some_limit))
             where.append(some)
-    found = scatter(parts, where)
-    if util.find_spec("trainwright.cost.device") is not None:
-        return import_module("trainwright.cost.device").finish(model, cluster, job, table, found)
-    return reserve(found)
+    return finish(model, cluster, job, table, scatter(parts, where))
 
 
 @lru_cache(maxsize=256)
@@ -109,10 +105,3 @@ def on_tape(model: ModelSpec, job: TrainingJob, structure: Structure, table: Pla
     if FRAMEWORKS[structure.framework].memory.engine == "tape" and tape.can_express(model, job, structure):
         return tape.has_rule(model, job, structure, table)
     return np.zeros(len(table), dtype=bool)
-
-
-def reserve(found: MemoryTable) -> MemoryTable:
-    """Reserved memory as live tensors rounded to the caching allocator's 2 MiB segments."""
-    framework = found.breakdown["framework"]
-    reserved = -(-(found.peak_bytes - framework) // (2 * MIB)) * (2 * MIB)
-    return found.with_columns(reserved_bytes=reserved, device_bytes=reserved + framework)

@@ -98,8 +98,10 @@ def explain(message: str, run: RunDocument, top: int = 5) -> Answer:
     if not 1 <= top <= 50:
         raise SpecError(f"{top} is not between 1 and 50", "top")
     found = api.estimate(_without_files(run))
-    suspects = explain_allocation(message, found.model, found.cluster, found.job, found.plan, top)
-    said = conclusions(read_complaint(message), found.memory_dict())
+    complaint = read_complaint(message)
+    sized = complaint.request is not None
+    suspects = explain_allocation(message, found.model, found.cluster, found.job, found.plan, top) if sized else []
+    said = conclusions(complaint, found.memory_dict(), found.cluster.host_memory_bytes)
     return {"conclusions": list(said), "suspects": [asdict(s) for s in suspects]}
 
 

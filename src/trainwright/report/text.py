@@ -128,7 +128,8 @@ def memory_text(console: Console, e: Estimate, explain: bool = False, head: bool
     console.print("by phase (tensors): " + ", ".join(f"{p} {format_bytes(m['phases'][p])}" for p in PHASES))
     host, nvme = m["host_bytes_per_node"], m["nvme_bytes_per_node"]
     if host or nvme:
-        console.print(f"host memory a node {format_bytes(host)}" + (f", NVMe a node {format_bytes(nvme)}" if nvme else ""))
+        by_phase = ", ".join(f"{name} {format_bytes(value)}" for name, value in m["host_phases"].items())
+        console.print(f"host memory a node {format_bytes(host)}: {by_phase}" + (f"; NVMe a node {format_bytes(nvme)}" if nvme else ""))
     if explain:
         rows = [(t.name, t.formula, t.numbers, format_bytes(t.bytes), t.source) for t in e.table.memory.terms(e.index)]
         console.print(terms_table("memory, term by term", rows))
