@@ -15,6 +15,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 Csv = Annotated[bool, typer.Option("--csv", help="The table as comma-separated values.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="The table in Markdown.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Each term with its formula, numbers and source.")]
+JSON_MOMENTS = 100  # of the step's thousands
 Output = Annotated[str | None, typer.Option("-o", "--output", help="Write the plan (TOML) to this file.", show_default=False)]
 
 
@@ -93,23 +94,29 @@ def estimate(request: Request, explain: Explain = False, json_: Json = False) ->
 
 @takes_run
 def memory(request: Request, explain: Explain = False, json_: Json = False) -> int:
-    """Memory alone: by part, by phase of the step, and what each lever would change.
+    """Memory alone: by part, through the step as a picture, and what each lever would change.
 
     Exit status 1 where it does not fit.
 
     Example: trainwright memory 7B --on 8xA100-80GB --zero 3
     """
     from ..api import estimate as answer
+    from ..report.memory_timeline import condensed, draw
     from .output import console, print_json
 
     found = answer(request.document, catalog_files=request.catalog_files, profile=request.profile)
+    moments = found.table.memory.timeline(found.index)
     if json_:
+        from dataclasses import asdict
+
         document = found.to_dict()
-        print_json({k: document[k] for k in ("spec", "fits", "gpus", "parameters", "memory", "warnings", "assumed")})
+        answered = {k: document[k] for k in ("spec", "fits", "gpus", "parameters", "memory", "warnings", "assumed")}
+        print_json({**answered, "timeline": [asdict(m) for m in condensed(moments, JSON_MOMENTS)]})
     else:
         from ..report.text import levers_table, memory_text
 
         memory_text(console(), found, explain=explain)
+        draw(console(), moments)
         console().print(levers_table(found))
     return 0 if found.fits else 1
 

@@ -184,17 +184,18 @@ def bar(console: Console, title: str, parts: Mapping[str, float], total: float, 
     """Parts of a total as one bar and a legend; told apart by fill and letter, not by color alone."""
     width = max(20, min(console.width - 2, 110))
     shown = [(k, v) for k, v in parts.items() if v > 1e-6 * total]  # what is less is rounding
+    fills = {k: n for n, k in enumerate(parts if len(parts) <= len(FILLS) else dict(shown))}  # the same part looks the same in every answer
     line, legend = Text(), Text()
     used = 0
-    for n, (name, value) in enumerate(shown):
+    for name, value in shown:
+        fill, style = FILLS[fills[name] % len(FILLS)], COLORS[fills[name] % len(COLORS)]
         cells = round(width * value / total) if total else 0
         cells = max(0, min(cells, width - used))
-        style = COLORS[n % len(COLORS)]
-        line.append(FILLS[n % len(FILLS)] * cells, style=style)
+        line.append(fill * cells, style=style)
         used += cells
-        if n:
+        if legend:
             legend.append("  ")
-        legend.append(FILLS[n % len(FILLS)], style=style)
+        legend.append(fill, style=style)
         legend.append(f" {name.replace('_', ' ')} {show(value)} ({value / total:.0%})" if total else name)  # type: ignore[operator]
     line.append("·" * (width - used), style="dim")
     console.print(line)

@@ -12,7 +12,7 @@ from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..memory_table import PARTS, Moment, Term
 from ..table import PlanTable
-from .machine import Place
+from .machine import Place, padded
 from .pipeline import PIECES, Rank, of_others, pieces_of
 from .program import others_at, pattern, phase_of
 from .setup import Setup, Variant
@@ -31,13 +31,13 @@ class Detail:
         self.model, self.job, self.structure, self.table = model, job, structure, table
         self.rank, self.variant, self.columns = rank, variant, columns
 
-    def replayed(self, row: int) -> tuple[Step, list[int]]:
-        """The step with all its layers, and the value of each of its sizes."""
+    def replayed(self, row: int, named: bool = True) -> tuple[Step, list[int]]:
+        """The step with all its layers, and the value of each of its sizes; `named`: with the names of what is alive at each moment."""
         stage = self.rank.stage
         every = self.structure.recompute_every if self.structure.recompute == "full" else 1
         stage = replace(stage, layers=pattern(stage.layers, every).layers(int(self.rank.repeats[row])))
         setup = Setup(self.model, self.job, self.structure, self.variant, stage)
-        step = Step(setup, [self.model.blocks[name] for name in stage.layers], named=True)
+        step = Step(setup, [self.model.blocks[name] for name in stage.layers], named=named)
         step.replay()
         return step, [int(np.broadcast_to(s.value(self.columns), (len(self.table),))[row]) for s in step.symbols.table]
 
@@ -84,15 +84,20 @@ class Detail:
 
     def timeline(self, row: int) -> list[Moment]:
         """Local peaks of the step in order, beside what the other micro-batches in flight keep."""
-        step, values = self.replayed(row)
-        moments = []
-        for place, what, live in step.tape.moments:
-            phase, layer = phase_of(place), place[1]
-            parts = dict.fromkeys(PARTS, 0)
-            for (_, part), size in self._others(step, values, self._held(place, row)).items():
-                parts[PARTS[part]] += size
-            for key in np.flatnonzero(live):
-                parts[PARTS[key % len(PARTS)]] += int(live[key]) * values[key // len(PARTS)]
-            where = f"layer {layer}: " if 0 <= layer < len(step.layers) else ""
-            moments.append(Moment(f"{where}{what}", phase, parts))
-        return moments
+        step, values = self.replayed(row, named=False)
+        places = [place for place, _, _ in step.tape.moments]
+        live = np.stack([padded(live, len(values) * len(PARTS)) for _, _, live in step.tape.moments])
+        parts = np.einsum("nsp,s->np", live.reshape(len(places), len(values), len(PARTS)), np.array(values, dtype=np.int64))
+        kinds = [others_at(place) for place in places]
+        for kind in set(kinds):
+            alike = [i for i, k in enumerate(kinds) if k == kind]
+            for (_, part), size in self._others(step, values, self._held(places[alike[0]], row)).items():
+                parts[alike, part] += size
+        return [
+            Moment(
+                (f"layer {place[1]}: " if 0 <= place[1] < len(step.layers) else "") + what,
+                phase_of(place),
+                dict(zip(PARTS, sizes, strict=True)),
+            )
+            for (place, what, _), sizes in zip(step.tape.moments, parts.tolist(), strict=True)
+        ]
