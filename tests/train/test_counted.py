@@ -92,6 +92,8 @@ BUCKETS: dict[str, tuple[str, dict[str, Any]]] = {
     "given": ("wide tied", {"dp": 2, "options": {"bucket_cap_mb": 4}}),
     "tp": ("wide tied", {"dp": 2, "tp": 2}),
     "pp": ("wide tied", {"dp": 2, "pp": 2}),
+    "chunks": ("wide tied", {"dp": 2, "pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2, "micro_batch_size": 1}),
+    "chunks x tp": ("wide tied", {"dp": 2, "pp": 2, "tp": 2, "schedule": "zb-v", "virtual_stages": 2, "micro_batch_size": 1}),
     "experts": ("wide moe", {"dp": 2, "ep": 2}),
 }
 

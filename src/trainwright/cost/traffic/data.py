@@ -14,7 +14,7 @@ from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
 from ..table import IntColumn
-from .buckets import add_filled, backward_order
+from .buckets import add_filled
 from .buffers import deepspeed, deepspeed_zero3, megatron, tied_embedding
 from .columns import Case, ceil_div
 from .groups import gathered_bytes, groups
@@ -71,20 +71,25 @@ def _held_twice(case: Case) -> None:
 
     pair = np.where(case.table.pp > 1, 2, 1)
     distance = np.abs(case.table.pp - 1 - 2 * case.stage.rank) * case.pipeline_stride
-    add_filled(case, "pp", "reduce", backward_order(case, held), pair, distance, "", "gradients of both directions")
+    add_filled(case, "pp", "reduce", held, pair, distance, "", "gradients of both directions", apart=False)
 
 
 # --- PyTorch DDP, alone or with ZeroRedundancyOptimizer -------------------------------------------------------------------------
 
 
 def _ddp(case: Case) -> None:
-    """Buckets in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every tensor, as its
-    owner has stepped it."""
-    alike = backward_order(case, lambda w: case.local_elements(w) * ~(case.apart & case.is_expert(w)))
-    tied = ([case.tied_copy(case.trainable)], np.ones_like(case.tp))
-    add_filled(case, "dp", "reduce", [tied, *alike], case.data, case.tp, "backward", "gradient buckets")
-    spread = backward_order(case, lambda w: case.local_elements(w) * (case.apart & case.is_expert(w)))
-    add_filled(case, "dp", "reduce", spread, case.expert_data, case.expert_stride, "backward", "expert gradient buckets")
+    """Buckets of each chunk in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every
+    tensor, as its owner has stepped it."""
+
+    def alike(w: Weight) -> IntColumn:
+        return np.asarray(case.local_elements(w) * ~(case.apart & case.is_expert(w)))
+
+    def spread(w: Weight) -> IntColumn:
+        return np.asarray(case.local_elements(w) * (case.apart & case.is_expert(w)))
+
+    add_filled(case, "dp", "reduce", alike, case.data, case.tp, "backward", "gradient buckets", apart=True)
+    expert = ("backward", "expert gradient buckets")
+    add_filled(case, "dp", "reduce", spread, case.expert_data, case.expert_stride, *expert, apart=True)
     if case.structure.sharding != "zero1":
         return
     size = case.types.stepped
