@@ -34,6 +34,7 @@ class Columns:
     shards: IntColumn
     replicas: IntColumn
     microbatches: IntColumn
+    chunks: IntColumn  # of a pipeline rank
     accumulated: IntColumn  # 1 where whole gradients of earlier micro-batches are there
     summed: IntColumn  # 1 where their shards are there: reduced every micro-batch
 
@@ -56,6 +57,7 @@ class Columns:
             shards=table.dp_shard * (table.cp if shard_over_cp else 1),
             replicas=table.dp_replicate,
             microbatches=table.accumulation,
+            chunks=table.virtual_stages,
             accumulated=(table.accumulation > 1).astype(np.int64),
             summed=np.zeros(len(table), dtype=np.int64),
         )
@@ -166,11 +168,19 @@ class Symbols:
         """Tokens of all micro-batches of a step."""
         return self.symbol("microbatches tokens", lambda c: c.microbatches * c.tokens, width)
 
-    def received(self, width: int) -> Size:
-        """Boundary tensors of a pipeline stage for all micro-batches of a step."""
+    def received(self, width: int, end: bool) -> Size:
+        """Boundary tensors of a pipeline rank for all micro-batches of a step, of each of its chunks but one that is an end of the model."""
+        which = "(chunks - 1)" if end else "chunks"
         if not self.sequence_parallel:
-            return self.every_microbatch(width)
-        return self.symbol("microbatches batch ceil(seq/tp)", lambda c: c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
+            return self.symbol(f"{which} microbatches tokens", lambda c: (c.chunks - end) * c.microbatches * c.tokens, width)
+        name = f"{which} microbatches batch ceil(seq/tp)"
+        return self.symbol(name, lambda c: (c.chunks - end) * c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
+
+    def between_chunks(self, width: int) -> Size:
+        """What one micro-batch's chunks of a pipeline rank hand on, but for the last chunk's."""
+        name = f"(chunks - 1) batch {'ceil(seq/tp)' if self.sequence_parallel else 'seq'}"
+        split = self.sequence_parallel
+        return self.symbol(name, lambda c: (c.chunks - 1) * c.batch * (ceil_div(c.seq, c.tp) if split else c.seq), width)
 
     def positions(self, width: int = 1) -> Size:
         """Something for each position of the sequence, whatever the batch."""

@@ -50,9 +50,8 @@ class Step(Modules):
             return [positions, Storage(tape, s.tokens(16), PART["activations"], "ids and labels")]
         width = self.setup.model.hidden * self.setup.types.stream
         kept = [positions, Storage(tape, s.every_microbatch(16), PART["activations"], "ids and labels")]
-        for wanted, what in ((not stage.first, "received activations"), (not stage.last, "received gradients")):
-            if wanted:
-                kept.append(Storage(tape, s.received(width), PART["communication_buffers"], what))
+        for end, what in ((stage.first, "received activations"), (stage.last, "received gradients")):
+            kept.append(Storage(tape, s.received(width, end), PART["communication_buffers"], what))
         return kept
 
     def _accumulated(self) -> None:
@@ -81,6 +80,13 @@ class Step(Modules):
             self.layer_accumulated.append(tape.since(before))
         self.layer_accumulated.pop(0)
 
+    def _handed_on(self) -> Storage | None:
+        """Outputs of the rank's chunks, which its stages keep until backward; that of its last one is the replay's own."""
+        if not self.setup.stage.piped:
+            return None
+        size = self.symbols.between_chunks(self.setup.model.hidden * self.setup.types.stream)
+        return Storage(self.tape, size, PART["activations"], "stage output")
+
     def _sent(self) -> list[Storage]:
         """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent (GPipe's loop gives it up at once)."""
         if not self.setup.stage.piped or self.setup.stage.first or self.setup.structure.schedule == "gpipe":
@@ -101,6 +107,7 @@ class Step(Modules):
         tape = self.tape
         before = tape.live.copy()
         tape.at("forward", ENDS_BEFORE)
+        handed = self._handed_on()
         loss = self._forward()
         if self.fsdp is not None:
             self.fsdp.end_of_forward()
@@ -113,7 +120,7 @@ class Step(Modules):
         tape.at("backward", ENDS_AFTER)
         seed = self.run.new(loss.elements, loss.dtype, "seed") if self.setup.stage.last else Tensor(loss.elements, loss.dtype, None)
         self.run.backward(loss, seed)
-        del seed, loss
+        del seed, loss, handed
         if self.fsdp is not None:
             tape.at("backward", ENDS_BEFORE)
             self.fsdp.end_of_backward()
