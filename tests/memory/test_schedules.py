@@ -59,6 +59,22 @@ def test_no_rank_of_a_pipeline_holds_more_than_those_that_are_counted(name: str,
             assert as_much, (rank, m, held)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "buffers"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-v", 4), ("looped-bfs", 3)])
+def test_every_chunk_receives_every_micro_batch_of_a_step(engine: str, name: str, buffers: int) -> None:
+    """torch.distributed.pipelining lays out what a stage receives for all micro-batches: activations but for the first stage, gradients but for the last. On
+    two ranks with two chunks each that is three times a boundary, on the rank where a V turns, which has no end, four times."""
+    model, entry = build_model(LLAMA), SCHEDULES[name]
+
+    def received(m: int) -> float:
+        structure = Structure("fsdp2", None, "zero2", schedule=name)
+        plan = ParallelPlan(structure, 1, 2, pp=2, virtual_stages=entry.default_chunks, accumulation=m)
+        found = ENGINES[engine].memory_rows(model, cluster(A100), job(512), plan.structure, PlanTable.from_plans([plan]))
+        return float(found.breakdown["communication_buffers"][0])
+
+    assert received(32) - received(16) == 16 * buffers * 512 * model.hidden * 2
+
+
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("offload", OFFLOADS)
 def test_plans_of_many_schedules_are_priced_as_alone(sharding: str, offload: str) -> None:

@@ -156,6 +156,19 @@ def test_fewer_experts_than_shards_are_on_all_ranks_alike(rank: int) -> None:
     assert built.optimizer == pytest.approx(planned["optimizer"], rel=0.03)
 
 
+@pytest.mark.parametrize("dp", [8, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_step_of_experts_cut_within_is_replayed(dp: int) -> None:
+    """Four experts on eight ranks: weights are joined from pieces, gradients laid out rank after rank. No dimension divides by twelve: cut between."""
+    said = spec(
+        {"dp": dp, "sharding": "zero2", "recompute": "none"}, **MODELS["moe"] | WIDE | {"num_hidden_layers": 2, "num_local_experts": 4}
+    )
+    said["cluster"]["gpus_per_node"] = dp
+    said["training"] |= {"seq_len": 128, "global_batch_size": dp, "moe_capacity_factor": 1.0}
+    said["model"]["max_position_embeddings"] = 128
+    built, planned = built_and_planned(said)
+    assert built.peak_bytes == pytest.approx(planned["peak_bytes"], rel=1e-3)
+
+
 def test_zero1_deals_what_tensor_parallelism_left() -> None:
     built, planned = built_and_planned(
         spec({"framework": "ddp", "sharding": "zero1", "dp": 4, "tp": 2, "sequence_parallel": True}, batch=4, **SMALL)
