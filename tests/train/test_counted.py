@@ -58,6 +58,9 @@ CASES |= {
     "fewer experts of a rank than shards": ("few experts", {"dp": 4, "ep": 2, "sharding": "zero2"}),
 }
 CASES |= {f"Muon, experts, {name}": ("moe", experts.LAYOUTS[name], {"optimizer": "muon"}) for name in ("zero3 2, ep 2", "hsdp 2x2, ep 2")}
+CASES |= {
+    f"Muon, {name}": (*CASES[name], {"optimizer": "muon"}) for name in ("fewer experts than shards", "fewer experts of a rank than shards")
+}
 
 GATE = (
     "gpt, ddp 2",
