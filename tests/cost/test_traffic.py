@@ -146,6 +146,19 @@ def test_ddp_buckets_in_the_type_of_its_weights(autocast: bool, width: int) -> N
     assert sent(large, "dp", "all_reduce") == (1, of.model.parameters * width)
 
 
+@pytest.mark.parametrize(("schedule", "here"), [("interleaved-1f1b", (1, 3)), ("dualpipe-v", (0, 3))])
+def test_ddp_wraps_each_chunk_of_a_pipeline_rank(schedule: str, here: tuple[int, int]) -> None:
+    """On the rank with the head each of the two chunks begins with a small bucket of its own. Ten slots over four stages: 3, 3, 2, 2."""
+    of = run(gpus=4, framework="ddp", sharding="none", pp=2, schedule=schedule, virtual_stages=2, accumulation=4)
+    layer, table, head = (
+        [w.elements * 2 for w in reversed(b.weights)] for b in (next(iter(of.model.blocks.values())), of.model.embedding, of.model.head)
+    )
+    stages = [layer * 2 + table, layer * 3, layer * 2, head + layer]
+    buckets = [b for stage in here for b in filled(stages[stage], 2**20, 25 * 2**20)]
+    assert sent(of, "dp", "all_reduce") == (len(buckets), sum(buckets))
+    assert len(buckets) > len(filled(stages[here[1]] + stages[here[0]], 2**20, 25 * 2**20))
+
+
 def test_tensors_fill_buckets() -> None:
     assert filled([3, 1, 9, 2, 2, 8], first=1, cap=10) == [3, 10, 12]
     assert filled([3, 4], first=10, cap=10) == [7]

@@ -59,6 +59,38 @@ def test_no_rank_of_a_pipeline_holds_more_than_those_that_are_counted(name: str,
             assert as_much, (rank, m, held)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_directions_share_what_is_in_flight(engine: str) -> None:
+    """DualPipe on four ranks has five stages in flight, and a rank two of them: two and a half of what a micro-batch saves, where 1F1B's first rank has four
+    of one stage. Counted as whole ranks it would be two and a half times as much."""
+    model = build_model(LLAMA | {"hidden_size": 512, "intermediate_size": 2048})
+
+    def activations(name: str) -> float:
+        plan = ParallelPlan(
+            Structure("fsdp2", None, "zero2", schedule=name, recompute="none"), 1, 2, pp=4, accumulation=16, micro_batch_size=4
+        )
+        found = ENGINES[engine].memory_rows(model, cluster(A100), job(2048), plan.structure, PlanTable.from_plans([plan]))
+        return float(found.breakdown["activations"][0])
+
+    assert 1.1 < activations("dualpipe") / activations("1f1b") < 1.4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "buffers"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-v", 4), ("looped-bfs", 3)])
+def test_every_chunk_receives_every_micro_batch_of_a_step(engine: str, name: str, buffers: int) -> None:
+    """torch.distributed.pipelining lays out what a stage receives for all micro-batches: activations but for the first stage, gradients but for the last. On
+    two ranks with two chunks each that is three times a boundary, on the rank where a V turns, which has no end, four times."""
+    model, entry = build_model(LLAMA), SCHEDULES[name]
+
+    def received(m: int) -> float:
+        structure = Structure("fsdp2", None, "zero2", schedule=name)
+        plan = ParallelPlan(structure, 1, 2, pp=2, virtual_stages=entry.default_chunks, accumulation=m)
+        found = ENGINES[engine].memory_rows(model, cluster(A100), job(512), plan.structure, PlanTable.from_plans([plan]))
+        return float(found.breakdown["communication_buffers"][0])
+
+    assert received(32) - received(16) == 16 * buffers * 512 * model.hidden * 2
+
+
 @pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("offload", OFFLOADS)
 def test_plans_of_many_schedules_are_priced_as_alone(sharding: str, offload: str) -> None:

@@ -58,6 +58,9 @@ CASES |= {
     "fewer experts of a rank than shards": ("few experts", {"dp": 4, "ep": 2, "sharding": "zero2"}),
 }
 CASES |= {f"Muon, experts, {name}": ("moe", experts.LAYOUTS[name], {"optimizer": "muon"}) for name in ("zero3 2, ep 2", "hsdp 2x2, ep 2")}
+CASES |= {
+    f"Muon, {name}": (*CASES[name], {"optimizer": "muon"}) for name in ("fewer experts than shards", "fewer experts of a rank than shards")
+}
 
 GATE = (
     "gpt, ddp 2",
@@ -92,6 +95,8 @@ BUCKETS: dict[str, tuple[str, dict[str, Any]]] = {
     "given": ("wide tied", {"dp": 2, "options": {"bucket_cap_mb": 4}}),
     "tp": ("wide tied", {"dp": 2, "tp": 2}),
     "pp": ("wide tied", {"dp": 2, "pp": 2}),
+    "chunks": ("wide tied", {"dp": 2, "pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2, "micro_batch_size": 1}),
+    "chunks x tp": ("wide tied", {"dp": 2, "pp": 2, "tp": 2, "schedule": "zb-v", "virtual_stages": 2, "micro_batch_size": 1}),
     "experts": ("wide moe", {"dp": 2, "ep": 2}),
 }
 

@@ -78,6 +78,16 @@ def test_a_rank_with_several_chunks_holds_the_logits_of_one_micro_batch(schedule
     assert built.peak_bytes <= planned["peak_bytes"] < 1.2 * built.peak_bytes
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("interleaved-1f1b", marks=pytest.mark.slow)])
+def test_a_stage_in_ddp_holds_gradients_beside_its_buckets(schedule: str) -> None:
+    """PyTorch's reducer around every stage: summed without one, once a step, gradients would exist once and the peak be a fifth lower."""
+    wide = {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048}
+    said = spec({"framework": "ddp", "pp": 2, "dp": 4, "schedule": schedule, "recompute": "none"}, batch=32, **wide)
+    said["training"] |= {"master_weights": "none"}
+    built, planned = built_and_planned(said)
+    assert built.peak_bytes == pytest.approx(planned["peak_bytes"], rel=0.01)
+
+
 @pytest.mark.parametrize("sharding", ["none", "zero1"])
 def test_masters_are_stepped_on_a_few_at_a_time(sharding: str) -> None:
     """Gradients in fp32 of all 16-bit weights at once would be 8 % above the plan's peak; one micro-batch, whose graph DDP takes for static."""
@@ -144,6 +154,19 @@ def test_fewer_experts_than_shards_are_on_all_ranks_alike(rank: int) -> None:
     built, planned = dry_run(run, rank), predicted(tw.estimate(run.filled))
     assert built.parameters == pytest.approx(planned["parameters"], rel=0.03)
     assert built.optimizer == pytest.approx(planned["optimizer"], rel=0.03)
+
+
+@pytest.mark.parametrize("dp", [8, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_step_of_experts_cut_within_is_replayed(dp: int) -> None:
+    """Four experts on eight ranks: weights are joined from pieces, gradients laid out rank after rank. No dimension divides by twelve: cut between."""
+    said = spec(
+        {"dp": dp, "sharding": "zero2", "recompute": "none"}, **MODELS["moe"] | WIDE | {"num_hidden_layers": 2, "num_local_experts": 4}
+    )
+    said["cluster"]["gpus_per_node"] = dp
+    said["training"] |= {"seq_len": 128, "global_batch_size": dp, "moe_capacity_factor": 1.0}
+    said["model"]["max_position_embeddings"] = 128
+    built, planned = built_and_planned(said)
+    assert built.peak_bytes == pytest.approx(planned["peak_bytes"], rel=1e-3)
 
 
 def test_zero1_deals_what_tensor_parallelism_left() -> None:

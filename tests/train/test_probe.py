@@ -78,6 +78,12 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**LOW, "global_batch_size": 2},
         {"framework": "ddp", "pp": 2, "dp": 1, "schedule": "1f1b"},
     ),
+    "pipeline 1F1B in DDP with autocast": (LLAMA, AMP, {"framework": "ddp", "pp": 2, "dp": 2, "schedule": "1f1b"}),
+    "pipeline 1F1B in DDP with autocast, full recompute": (
+        GPT,
+        AMP,
+        {"framework": "ddp", "pp": 2, "dp": 2, "schedule": "1f1b", "recompute": "full"},
+    ),
     "pipeline GPipe with zero2": (GPT, LOW, {"sharding": "zero2", "pp": 2, "dp": 2, "schedule": "gpipe"}),
 }
 
@@ -113,7 +119,7 @@ def test_several_chunks_a_rank(schedule: str) -> None:
     assert found.estimate.plan.virtual_stages == 2
     assert {r.what for r in found.rows if not found.within(r)} <= {"peak"}
     peak = next(r for r in found.rows if r.what == "peak")
-    assert abs(peak.difference) < 0.15 * peak.measured
+    assert abs(peak.difference) < 0.03 * peak.measured
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

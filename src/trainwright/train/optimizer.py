@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from ..errors import SpecError
 from ..resolve import Run
@@ -113,7 +113,7 @@ class Muon(torch.optim.Optimizer):
     """Momentum, then the nearest orthogonal matrix by five Newton-Schulz steps (Jordan et al., 2024) for the layers' matrices; AdamW for the rest.
 
     The step of an (m, n) matrix is scaled by 0.2 sqrt(max(m, n)), so that its size is AdamW's (arXiv:2502.16982). A sharded gradient is gathered for the
-    iteration and each rank keeps its part. A layer's experts are a stack (experts, m, n) of matrices: a cut between them splits none, so nothing is gathered.
+    iteration and each rank keeps its part. A layer's experts are a stack (experts, m, n) of matrices: a cut between them splits none and is not gathered.
     """
 
     COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -148,12 +148,10 @@ class Muon(torch.optim.Optimizer):
     def _orthogonal(self, g: torch.Tensor) -> torch.Tensor:
         if not isinstance(g, DTensor):
             return self._iterated(g)
-        if g.dim() > 2 and all(place.is_replicate() or getattr(place, "dim", None) == 0 for place in g.placements):
-            mine = self._iterated(g.to_local())
-            return DTensor.from_local(mine, g.device_mesh, g.placements, run_check=False, shape=g.shape, stride=g.stride())
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(self._iterated(g.full_tensor()).contiguous(), g.device_mesh, g.placements, src_data_rank=None)
+        apart = [place if g.dim() > 2 and getattr(place, "dim", None) == 0 else Replicate() for place in g.placements]
+        mine = self._iterated(g.redistribute(placements=apart).to_local())
+        whole = DTensor.from_local(mine, g.device_mesh, apart, run_check=False, shape=g.shape, stride=g.stride())
+        return whole.redistribute(placements=g.placements)
 
     def _iterated(self, g: torch.Tensor) -> torch.Tensor:
         """(..., m, n) -> the same, each matrix near the closest orthogonal one."""

@@ -18,6 +18,7 @@ from ..errors import SpecError
 from ..frameworks import FRAMEWORKS
 from ..frameworks.dtypes import Dtypes, dtypes
 from ..resolve import Run
+from ..schedules import SCHEDULES
 from ..spec.blocks import Op
 from . import context, experts, losses
 from .compiled import compile_blocks
@@ -221,10 +222,8 @@ def share_data(part: nn.Module, run: Run, ranks: Ranks) -> nn.Module:
         if ranks.data.size() > 1 or run.plan.structure.sharding != "none":
             shard(part, run, ranks)
         return part
-    if (
-        ranks.data.size() == 1 or max(ranks.size("pp"), ranks.size("tp"), run.plan.ep) > 1
-    ):  # `reduce.sum_gradients` sums theirs, once a step
-        return part  # DistributedDataParallel takes no tensors that another axis splits
+    if not takes_ddp(part, run, ranks):
+        return part  # `reduce.sum_gradients` sums theirs, once a step
     return nn.parallel.DistributedDataParallel(
         part,
         process_group=ranks.data.get_group(),
@@ -232,5 +231,13 @@ def share_data(part: nn.Module, run: Run, ranks: Ranks) -> nn.Module:
         gradient_as_bucket_view=True,
         bucket_cap_mb=cap_of(run.plan),
         init_sync=False,
-        static_graph=run.plan.accumulation == 1,
+        static_graph=run.plan.accumulation == 1 and run.plan.pp == 1,
+    )
+
+
+def takes_ddp(part: nn.Module, run: Run, ranks: Ranks) -> bool:
+    """DistributedDataParallel takes no tensors that another axis splits, sees no gradient that a split backward makes later, and wants one to reduce."""
+    splits = ranks.size("pp") > 1 and SCHEDULES[run.plan.structure.schedule].splits_backward
+    return (
+        ranks.data.size() > 1 and max(ranks.size("tp"), run.plan.ep) == 1 and not splits and any(p.requires_grad for p in part.parameters())
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -185,6 +186,7 @@ class Stage:
         self.backwards = 0
         self.owed: Owed | None = None
         self.wrapped = hasattr(part, "set_requires_gradient_sync")
+        self.ddp: Any = call if isinstance(call, nn.parallel.DistributedDataParallel) else None
         if splits and not self.wrapped:
             self.owed = Owed()
             self.owed.attach(part)
@@ -326,7 +328,8 @@ class Pipeline:
         x = batch.tokens if stage.index == 0 else self._take(("F", stage.index, m)).detach().requires_grad_()
         self._sync(stage)
         given = (batch.labels,) if last and stage.part.loss is not None else ()
-        out = stage.call(x, batch.positions, batch.documents, *given)
+        with stage.ddp.no_sync() if stage.ddp else nullcontext():
+            out = stage.call(x, batch.positions, batch.documents, *given)
         if last:
             out, reported = self.loss(out, batch.labels)
             self.total += reported
@@ -349,17 +352,19 @@ class Pipeline:
             self._give(("B", stage.index - 1, m), x.grad.to(self.dtype))
 
     def _sync(self, stage: Stage) -> None:
-        """A stage's gradients are summed with its last backward of the step. FSDP2 keeps its weights from one backward to the next forward until then, as
-        torch.distributed.pipelining's own stages do."""
+        """A stage's gradients are summed with its last backward of the step, of which DDP's reducer is told here: forward passes run ahead of it. FSDP2 keeps
+        its weights from one backward to the next forward until then, as torch.distributed.pipelining's own stages do."""
         mine = sum(int(self.table.placement.rank_of(stage.index, m)) == self.rank for m in range(self.run.plan.accumulation))
         stage.part.turn.sums = last = stage.backwards == mine
         if stage.wrapped:
             stage.part.set_requires_gradient_sync(last)
             stage.part.set_is_last_backward(last)
             stage.part.set_reshard_after_backward(last)
+        if stage.ddp and last:
+            stage.ddp.reducer.prepare_for_backward([])
 
     def _sum_gradients(self) -> None:
-        sum_gradients([s.part for s in self.stages.values()], self.ranks)
+        sum_gradients([s.part for s in self.stages.values() if not s.ddp], self.ranks)
         for p in self.here:
             settle(p)
         both = [p.grad for p in self.here if p.grad is not None]

@@ -70,14 +70,16 @@ class Summed(torch.autograd.Function):
 
 
 def sum_gradients(parts: Iterable[nn.Module], ranks: Ranks) -> None:
-    """The mean over the data axes of every gradient that FSDP2 or `replicate` does not reduce; an expert's: `Ranks.expert_uses`."""
+    """The mean over the data axes of every gradient that FSDP2, `replicate` or DDP does not reduce, each part's by itself; an expert's: `Ranks.expert_uses`."""
     size, cap = ranks.data.size(), cap_of(ranks.plan)
-    bare = [part for part in parts if not hasattr(part, "set_requires_gradient_sync")]
-    spread = {id(p): p for part in bare for m in part.modules() if isinstance(m, Experts) and ranks.spreads_experts for p in m.parameters()}
-    if size > 1:
-        all_reduce_gradients([p for part in bare for p in part.parameters() if id(p) not in spread], ranks.data.get_group(), 1 / size, cap)
-    if spread:
-        all_reduce_gradients(list(spread.values()), ranks.expert_data.get_group(), 1 / ranks.expert_uses, cap)
+    for part in parts:
+        if hasattr(part, "set_requires_gradient_sync"):
+            continue
+        spread = {id(p): p for m in part.modules() if isinstance(m, Experts) and ranks.spreads_experts for p in m.parameters()}
+        if size > 1:
+            all_reduce_gradients([p for p in part.parameters() if id(p) not in spread], ranks.data.get_group(), 1 / size, cap)
+        if spread:
+            all_reduce_gradients(list(spread.values()), ranks.expert_data.get_group(), 1 / ranks.expert_uses, cap)
 
 
 def all_reduce_gradients(parameters: list[nn.Parameter], group: Any, factor: float = 1.0, cap_mb: int | None = None) -> None:

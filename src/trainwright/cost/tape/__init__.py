@@ -40,8 +40,8 @@ def _has_capacity(model: ModelSpec, job: TrainingJob, structure: Structure) -> b
 
 def has_rule(model: ModelSpec, job: TrainingJob, structure: Structure, table: PlanTable) -> NDArray[np.bool_]:
     """Which plans of a structure the tape can replay: context parallelism is PyTorch's ring alone (`_goes_round`), what trains adapters on one rank of plain
-    PyTorch joins products (`ledger.packed`), a loss in pieces takes whole sequences on one rank, and experts with a capacity stand whole on a rank or are
-    cut over no more ranks than there are."""
+    PyTorch joins products (`ledger.packed`), a loss in pieces takes whole sequences on one rank, and experts with a capacity are all on every rank or cut
+    by FSDP2 alone."""
     known: NDArray[np.bool_] = (table.cp == 1) | (
         _goes_round(job, structure) & (table.tp == 1) & (table.pp == 1) & (job.seq_len % (2 * table.cp) == 0)
     )
@@ -51,7 +51,6 @@ def has_rule(model: ModelSpec, job: TrainingJob, structure: Structure, table: Pl
         known = known & (table.tp == 1) & (table.pp == 1)
     if model.is_moe:
         known = known & (table.tp == 1) & (table.ep == 1) & (table.pp == 1)
-        known = known & ((table.dp_shard <= model.experts) | (structure.sharding == "none"))
     return known
 
 

@@ -81,7 +81,7 @@ class Region:
         r.pack, r.layer, r.recomputing = keep, self.layer, True
         if self.cache is not None:
             self.cache.calls, self.cache.replaying = 0, True
-        r.caching, r.copies = self.cache, {}  # its own autocast context
+        r.caching, r.copies = self.cache, copies if r.keeps_copies else {}  # its own autocast context
         leaf = Node(0, "argument", [], [], lambda r, saved, g: [], self.layer)
         try:
             self.function(*[Tensor(t.elements, t.dtype, t.storage, leaf if wanted else None) for t, wanted in self.args])

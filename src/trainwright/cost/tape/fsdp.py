@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .machine import PART, Node, Parameter, Run, Storage, Tensor
-from .sizes import Symbols, times
+from .sizes import Symbols, plus, times
 
 
 class Group:
@@ -48,13 +48,18 @@ class Group:
         previous = f.kept if forward else None
         if forward:
             f.kept = None
-        copy = None
+        copy, pieces = None, []
         for p in self.params:
             size = times(f.symbols.padded([p.weight]), f.compute)
             if f.mixed and not f.sharded:
                 copy = Storage(f.tape, size, PART["communication_buffers"], "parameter cast")
             self.whole.append(Storage(f.tape, size, PART["parameters"], f"unsharded {self.name}"))
+            if f.sharded and _is_stack(p):  # pieces of every expert, joined once all are there
+                pieces.append(
+                    Storage(f.tape, f.symbols.cut(size, p.weight, within=True), PART["communication_buffers"], "pieces of experts")
+                )
         del copy
+        pieces.clear()
         if forward and f.sharded:
             f.kept = self.gathered
         self.gathered = None
@@ -109,17 +114,19 @@ class Group:
             self._accumulate()
             return
         grads: list[Any] = []
+        stacks: list[tuple[Parameter, Any]] = []
         if self.fsdp.reduce_cast:
             for p in self.params:
                 shrink(self.fsdp.symbols, p)  # with accumulation a gradient is added to the kept one, in place
         for p in self.params:
             if p.grad is not None or p.accumulated is not None:
                 grads.append(self._local(p))
+                stacks += [(p, grads[-1])] * (_is_stack(p) and self.fsdp.sharded)
                 p.grad = p.accumulated = None
         self.reshard()
         self.fsdp.reduce_states.clear()
         if grads:
-            self._reduce(grads)
+            self._reduce(grads, stacks)
 
     def _local(self, p: Parameter) -> Any:
         """What is reduced: a gradient and what it was added to; of a split table's whole gradient its own part is copied out."""
@@ -139,8 +146,9 @@ class Group:
                     p.accumulated.become(times(p.grad_elements, self.fsdp.reduce))
                 p.grad = None
 
-    def _reduce(self, grads: list[Any]) -> None:
+    def _reduce(self, grads: list[Any], stacks: list[tuple[Parameter, Any]]) -> None:
         f = self.fsdp
+        copies = self._rearranged(stacks)
         part = PART["communication_buffers"]
         # PyTorch's loop variable: the last gradient outlives the list, but not the summed one of a replicated pipeline stage, where no loop runs.
         last = grads[-1] if f.sharded or not f.piped else None
@@ -148,6 +156,9 @@ class Group:
         source = Storage(f.tape, times(self.reduce_padded, f.reduce), part, f"reduce-scatter of {self.name}")
         while grads:
             grads.pop(0)
+        if stacks and stacks[-1][1] is not last:
+            self._leave(*stacks[-1], within=True)
+        copies.clear()
         kept = PART["gradients"]
         out = Storage(f.tape, times(self.reduce_shard, f.reduce), kept if f.reduce == f.stored else part, "reduced shard")
         if f.reduce != f.stored:
@@ -163,6 +174,22 @@ class Group:
             f.sharded_grads.append(out)
         f.reduce_states.append(source)
         del last
+        stacks.clear()
+
+    def _rearranged(self, stacks: list[tuple[Parameter, Any]]) -> list[Storage]:
+        """Gradients of stacks that are cut within their experts, copied rank after rank; PyTorch's loop variable keeps the last one's own."""
+        f, copies = self.fsdp, list[Storage]()
+        for i, (p, grad) in enumerate(stacks):
+            if i:
+                self._leave(*stacks[i - 1], within=False)
+            size = plus(*(f.symbols.cut(s.size, p.weight, within=True) for s in _storages(grad)))
+            copies.append(Storage(f.tape, size, PART["gradients"], "gradient rank after rank"))
+        return copies
+
+    def _leave(self, p: Parameter, grad: Any, *, within: bool) -> None:
+        """From here on a gradient is there only where its stack is cut within its experts, or only where it is not."""
+        for s in _storages(grad):
+            s.become(self.fsdp.symbols.cut(s.size, p.weight, within=within))
 
     def keep_shards(self) -> None:
         """The gradient shards that earlier micro-batches left."""
@@ -173,6 +200,16 @@ class Group:
     def finish(self) -> None:
         self.reduced_buffer = None
         self.order.clear()
+
+
+def _is_stack(p: Parameter) -> bool:
+    return len(p.weight.shape) > 2
+
+
+def _storages(grad: Any) -> list[Storage]:
+    """Of a gradient and what it was added to."""
+    made, kept = grad
+    return [s for s in (made and made.storage, kept) if s is not None]
 
 
 def shrink(s: Symbols, p: Parameter) -> None:

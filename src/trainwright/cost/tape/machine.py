@@ -20,6 +20,7 @@ from .sizes import Size, times
 
 PART = {name: i for i, name in enumerate(PARTS)}
 ENDS = ("embedding", "head", "loss")  # marks of what the ends of a model save; the loss is a part of the head
+EARLIER = 2**40  # what a node's number is less where an earlier micro-batch made it
 Place = tuple[str, int, int]  # phase, layer (-1 before the layers, -2 after them), event number inside
 
 
@@ -214,6 +215,7 @@ class Run:
         self.recording = True
         self.recomputing = False
         self.copies: dict[int, Tensor] = {}  # autocast's 16-bit copies of parameters, until its context ends
+        self.keeps_copies = False  # that context is around backward too
         self.caching: Any = None  # an op-selective checkpoint that keeps or returns outputs
 
     # storage
@@ -273,7 +275,7 @@ class Run:
         del grad
         while heap:
             node = heapq.heappop(heap)[2]
-            self.tape.at("backward", node.layer)
+            self.tape.at("backward" if node.seq > 0 else "casting", node.layer)
             for hook in node.before or ():
                 hook()
             outputs = self._call(node)

@@ -9,7 +9,7 @@ from . import ops, ring, tensor
 from .blocks import WIDE_ROTARY, run_block
 from .checkpoint import checkpoint
 from .chunks import chunked_loss
-from .machine import Parameter, Tensor
+from .machine import EARLIER, Node, Parameter, Tensor
 from .math_attention import math_attention
 from .owned import TABLE_COPY, Owned
 from .sizes import Size
@@ -110,12 +110,15 @@ class Modules(Owned):
         return ops.matmul(self.run, narrow, wt, out, b, part, bias.elements if bias is not None else ())
 
     def _copy(self, p: Parameter) -> Tensor:
-        """Autocast's 16-bit copy of a parameter, made once a forward pass."""
+        """Autocast's 16-bit copy of a parameter, made once in a context: in a pipeline by the first micro-batch, so that in the backward pass of every later
+        one autograd comes to it last of all, and the 16-bit gradients of all weights wait for it."""
         found = self.run.copies.get(id(p))
         if found is None:
             pack, self.run.pack = self.run.pack, lambda t: t
             found = self.run.copies[id(p)] = ops.cast(self.run, p.tensor(), self.setup.types.compute, part="parameters")
             self.run.pack = pack
+            if self.run.keeps_copies and isinstance(found.node, Node):
+                found.node.seq -= EARLIER
         return found
 
     def _make_tables(self) -> None:

@@ -99,6 +99,8 @@ def _held(
     if pp == 1:
         return [(False, slice(None), held)]
     held[0] = in_flight(schedule, pp, max(virtual, SCHEDULES[schedule].default_chunks), m, np.full(len(m), rank))
+    if SCHEDULES[schedule].placement == "bidirectional":
+        held[0] = np.maximum(held[0] / 2, 1)  # counted in stages, and a rank's share is two of them
     for row, most in zip(held[1:], ends):
         row[:] = most
     fewer = np.maximum(held - 1, 1)

@@ -22,10 +22,28 @@ from .step import ENDS_AFTER, Step
 
 FEW = 4
 BLOCK = 32  # moments that are compared with each other at once
-ORDER = ("load", "forward", "autocast", "backward", "reduce", "finish", "optimizer", "square roots")  # segments of a step
-PEOPLE = {"autocast": "forward", "reduce": "backward", "finish": "backward", "square roots": "optimizer"}  # their PHASES
+ORDER = (
+    "load",
+    "forward",
+    "autocast",
+    "backward",
+    "casting",
+    "reduce",
+    "finish",
+    "uncast",
+    "optimizer",
+    "square roots",
+)  # segments of a step
+PEOPLE = {
+    "autocast": "forward",
+    "casting": "backward",
+    "reduce": "backward",
+    "finish": "backward",
+    "uncast": "backward",
+    "square roots": "optimizer",
+}  # their PHASES
 AMONG_OTHERS, AFTER_LAST, ALONE = range(3)  # which other micro-batches of a pipeline rank are in flight at a moment: see `pipeline.Rank`
-DOWN = "backward"  # the only one that visits layers from the last to the first
+DOWN = ("backward", "casting")  # which visit layers from the last to the first
 Matrix = NDArray[np.int64]
 
 
@@ -133,6 +151,7 @@ def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks
     for i in middle:
         entry += padded(step.layer_owned[i], width)
     marks["owned"][1] = entry
+    marks["saved"][1] -= sum((padded(step.layer_copies[i], width) for i in middle), np.zeros(width, dtype=np.int64))
     for i in middle:
         entry = entry + padded(step.layer_accumulated[i], width)
     slope = np.zeros_like(live)
@@ -145,10 +164,10 @@ def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks
             other = index.get((phase, layer + length, event))
             if name == phase and layer in middle and other is not None:
                 here = index[(name, layer, event)]
-                left = live[here] - live[other] if phase == DOWN else live[other] - live[here]
+                left = live[here] - live[other] if phase in DOWN else live[other] - live[here]
                 break
         rows = phases == phase
-        after = (where < 0) if phase == DOWN else (where > 0)
+        after = (where < 0) if phase in DOWN else (where > 0)
         if phase == "square roots":  # what is laid out for one operation is gone before the next
             entry = begin
         begin = entry
@@ -157,7 +176,7 @@ def _slopes(step: Step, shape: Pattern, live: Matrix, places: list[Place], marks
         if phase in ("forward", "autocast"):
             marks["saved"][1] += left
             marks["after forward"][1] = entry
-        if phase in ("backward", "reduce", "finish"):
+        if phase in ("backward", "casting", "reduce", "finish", "uncast"):
             marks["after backward"][1] = entry
     return slope
 
@@ -171,7 +190,7 @@ def others_at(place: Place) -> int:
     """Whether other micro-batches are in flight at a moment: not in the optimizer; when gradients are reduced at last, what `Rank.last` says."""
     if place[0] in ("optimizer", "square roots"):
         return ALONE
-    return AFTER_LAST if place[0] in ("reduce", "finish") else AMONG_OTHERS
+    return AFTER_LAST if place[0] in ("reduce", "finish", "uncast") else AMONG_OTHERS
 
 
 def _side(place: Place, split: int) -> int:

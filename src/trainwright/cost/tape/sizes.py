@@ -34,6 +34,7 @@ class Columns:
     shards: IntColumn
     replicas: IntColumn
     microbatches: IntColumn
+    chunks: IntColumn  # of a pipeline rank
     accumulated: IntColumn  # 1 where whole gradients of earlier micro-batches are there
     summed: IntColumn  # 1 where their shards are there: reduced every micro-batch
 
@@ -56,6 +57,7 @@ class Columns:
             shards=table.dp_shard * (table.cp if shard_over_cp else 1),
             replicas=table.dp_replicate,
             microbatches=table.accumulation,
+            chunks=table.virtual_stages,
             accumulated=(table.accumulation > 1).astype(np.int64),
             summed=np.zeros(len(table), dtype=np.int64),
         )
@@ -120,7 +122,15 @@ class Symbols:
 
     def when(self, size: Size, condition: str) -> Size:
         """`size` where a condition on a plan's numbers holds, else nothing: so that one replay holds for both."""
-        test = CONDITIONS[condition]
+        return self._where(size, condition, CONDITIONS[condition])
+
+    def cut(self, size: Size, w: Weight, *, within: bool) -> Size:
+        """`size` where a stack is cut within its experts, or where it is not."""
+        words = f"{self._words([(w, 1)])} is {'' if within else 'not '}cut within experts"
+        tensor = self.splits(w) is not None
+        return self._where(size, words, lambda c: (cut_within(w, c, tensor) == within).astype(np.int64))
+
+    def _where(self, size: Size, condition: str, test: Callable[[Columns], IntColumn]) -> Size:
         made: list[tuple[int, int]] = []
         for s, count in size:
             whole = self.table[s]
@@ -166,11 +176,19 @@ class Symbols:
         """Tokens of all micro-batches of a step."""
         return self.symbol("microbatches tokens", lambda c: c.microbatches * c.tokens, width)
 
-    def received(self, width: int) -> Size:
-        """Boundary tensors of a pipeline stage for all micro-batches of a step."""
+    def received(self, width: int, end: bool) -> Size:
+        """Boundary tensors of a pipeline rank for all micro-batches of a step, of each of its chunks but one that is an end of the model."""
+        which = "(chunks - 1)" if end else "chunks"
         if not self.sequence_parallel:
-            return self.every_microbatch(width)
-        return self.symbol("microbatches batch ceil(seq/tp)", lambda c: c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
+            return self.symbol(f"{which} microbatches tokens", lambda c: (c.chunks - end) * c.microbatches * c.tokens, width)
+        name = f"{which} microbatches batch ceil(seq/tp)"
+        return self.symbol(name, lambda c: (c.chunks - end) * c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
+
+    def between_chunks(self, width: int) -> Size:
+        """What one micro-batch's chunks of a pipeline rank hand on, but for the last chunk's."""
+        name = f"(chunks - 1) batch {'ceil(seq/tp)' if self.sequence_parallel else 'seq'}"
+        split = self.sequence_parallel
+        return self.symbol(name, lambda c: (c.chunks - 1) * c.batch * (ceil_div(c.seq, c.tp) if split else c.seq), width)
 
     def positions(self, width: int = 1) -> Size:
         """Something for each position of the sequence, whatever the batch."""
@@ -205,11 +223,11 @@ class Symbols:
         return self._weights([w], "local", local_elements, self, factor)
 
     def shard(self, ws: Sequence[Weight], factor: int = 1) -> Size:
-        """Rank 0's shards of tensors that are cut on dimension 0."""
+        """Rank 0's shards of tensors (`shard_shape`)."""
         return self._weights(ws, "shard", shard_elements, self, factor)
 
     def padded(self, ws: Sequence[Weight], factor: int = 1) -> Size:
-        """All ranks' shards together: dimension 0 rounded up to a multiple of the ranks."""
+        """All ranks' shards together: what is cut on dimension 0 rounded up to a multiple of the ranks."""
         return self._weights(ws, "padded", padded_elements, self, factor)
 
     def optimizer(self, opt: Optimizer, ws: Sequence[Weight], stored: int, sharded: bool, matrix: bool) -> Size:
@@ -319,9 +337,25 @@ def local_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
     return _product(local_shape(w, c, tensor))
 
 
+def cut_within(w: Weight, c: Columns, tensor: bool = True) -> NDArray[np.bool_]:
+    """Whether FSDP2 cuts a stack of fewer experts than shards on a later dimension, the first that divides (torchtitan's rule); else, as all, on the first."""
+    rows, *rest = local_shape(w, c, tensor)
+    shards = shards_of(w, c)
+    return (rows < shards) & np.any([d % shards == 0 for d in rest], axis=0) if len(rest) > 1 else np.zeros(len(rows), dtype=bool)
+
+
+def shard_shape(w: Weight, c: Columns, tensor: bool = True) -> list[IntColumn]:
+    """Dimensions of rank 0's shard."""
+    dims, shards, left = local_shape(w, c, tensor), shards_of(w, c), cut_within(w, c, tensor)
+    dims[0] = np.where(left, dims[0], ceil_div(dims[0], shards))
+    for d in range(1, len(dims)):
+        here = left & (dims[d] % shards == 0)
+        dims[d], left = np.where(here, dims[d] // shards, dims[d]), left & ~here
+    return dims
+
+
 def shard_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
-    dims = local_shape(w, c, tensor)
-    return _product([ceil_div(dims[0], shards_of(w, c)), *dims[1:]])
+    return _product(shard_shape(w, c, tensor))
 
 
 def padded_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory_table import PARTS
 from . import ops
 from .blocks import run_block
 from .checkpoint import checkpoint, selective_cache
-from .machine import PART, Storage, Tensor
+from .machine import PART, Storage, Tensor, padded
 from .modules import Modules
 from .optimizer import step_optimizer
 from .owned import ENDS_AFTER, ENDS_BEFORE
@@ -27,6 +28,8 @@ class Step(Modules):
         inputs = self._inputs()
         self.tape.mark("owned")
         self._accumulated()
+        self.layer_copies = [np.zeros_like(self.tape.live) for _ in (*self.layers, "ends")]
+        self.run.keeps_copies = self.setup.stage.piped
         if self.fsdp is not None:
             self.fsdp.piped = self.setup.stage.piped
             self.fsdp.reduce_now = not self.fsdp.piped
@@ -37,6 +40,7 @@ class Step(Modules):
         self._end_of_backward()
         if self.fsdp is not None and self.fsdp.piped:
             self.fsdp.reduce_all()
+        self._end_autocast("uncast")
         self.stage_output = self.stage_input = None
         self.tape.mark("after backward")
         self._optimizer()
@@ -50,9 +54,8 @@ class Step(Modules):
             return [positions, Storage(tape, s.tokens(16), PART["activations"], "ids and labels")]
         width = self.setup.model.hidden * self.setup.types.stream
         kept = [positions, Storage(tape, s.every_microbatch(16), PART["activations"], "ids and labels")]
-        for wanted, what in ((not stage.first, "received activations"), (not stage.last, "received gradients")):
-            if wanted:
-                kept.append(Storage(tape, s.received(width), PART["communication_buffers"], what))
+        for end, what in ((stage.first, "received activations"), (stage.last, "received gradients")):
+            kept.append(Storage(tape, s.received(width, end), PART["communication_buffers"], what))
         return kept
 
     def _accumulated(self) -> None:
@@ -81,6 +84,13 @@ class Step(Modules):
             self.layer_accumulated.append(tape.since(before))
         self.layer_accumulated.pop(0)
 
+    def _handed_on(self) -> Storage | None:
+        """Outputs of the rank's chunks, which its stages keep until backward; that of its last one is the replay's own."""
+        if not self.setup.stage.piped:
+            return None
+        size = self.symbols.between_chunks(self.setup.model.hidden * self.setup.types.stream)
+        return Storage(self.tape, size, PART["activations"], "stage output")
+
     def _sent(self) -> list[Storage]:
         """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent (GPipe's loop gives it up at once)."""
         if not self.setup.stage.piped or self.setup.stage.first or self.setup.structure.schedule == "gpipe":
@@ -101,25 +111,38 @@ class Step(Modules):
         tape = self.tape
         before = tape.live.copy()
         tape.at("forward", ENDS_BEFORE)
+        handed = self._handed_on()
         loss = self._forward()
         if self.fsdp is not None:
             self.fsdp.end_of_forward()
         self.tables.clear()
-        self._end_autocast()
+        if self.setup.stage.piped:  # whose schedule runs in one context from the first micro-batch to the last
+            self.layer_copies = self._copies_of_layers()
+        else:
+            self._end_autocast("autocast")
         if self.setup.stage.piped and not self.setup.stage.last:
             self.stage_output = loss.view()
         tape.mark("after forward")
-        tape.marks["saved"] = tape.since(before)
+        tape.marks["saved"] = tape.since(before) - sum(self.layer_copies[:-1], padded(self.layer_copies[-1], len(tape.live)))
         tape.at("backward", ENDS_AFTER)
         seed = self.run.new(loss.elements, loss.dtype, "seed") if self.setup.stage.last else Tensor(loss.elements, loss.dtype, None)
         self.run.backward(loss, seed)
-        del seed, loss
+        del seed, loss, handed
         if self.fsdp is not None:
             tape.at("backward", ENDS_BEFORE)
             self.fsdp.end_of_backward()
 
-    def _end_autocast(self) -> None:
-        """Copies that nothing saved (biases) go when the context ends."""
+    def _copies_of_layers(self) -> list[NDArray[np.int64]]:
+        """Autocast's copies of each layer's weights, and last those of the ends: one of each for all micro-batches in flight."""
+        found = [np.zeros_like(self.tape.live) for _ in (*self.layers, "ends")]
+        for p in self.parameters():
+            if (copy := self.run.copies.get(id(p))) is not None and copy.storage is not None:
+                for symbol, count in copy.storage.size:
+                    found[p.layer if p.layer >= 0 else -1][symbol * len(PARTS) + copy.storage.part] += count
+        return found
+
+    def _end_autocast(self, phase: str) -> None:
+        """Copies that nothing saved (biases), or no longer, go when the context ends."""
         if not self.run.copies:
             return
         by_layer: dict[int, list[Tensor]] = {}
@@ -129,7 +152,7 @@ class Step(Modules):
                 by_layer.setdefault(p.layer, []).append(copy)
             del copy
         for layer in sorted(by_layer):
-            self.tape.at("autocast", layer)
+            self.tape.at(phase, layer)
             del by_layer[layer]
             self.tape.touch("end of autocast")
 

@@ -6,7 +6,8 @@ Source: torch 2.13 torch/nn/parallel/distributed.py (`BucketCapacityConfig`), to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import numpy as np
 
@@ -14,11 +15,10 @@ from ...spec.blocks import Weight
 from ..distinct import distinct
 from ..message import Axis, Phase
 from ..table import IntColumn
-from .columns import Case
+from .columns import Case, chunks
 
 MIB = 2**20
 FIRST_BYTES, BUCKET_BYTES = MIB, 25 * MIB  # bucket_cap_mb; one that is given holds for the first as well
-Run = tuple[Sequence[IntColumn], IntColumn]  # elements of some tensors, and how often they repeat
 
 
 def filled(sizes: Iterable[int], first: int, cap: int) -> list[int]:
@@ -33,28 +33,52 @@ def filled(sizes: Iterable[int], first: int, cap: int) -> list[int]:
     return [*found, open_bytes] if open_bytes else found
 
 
-def backward_order(case: Case, elements: Callable[[Weight], IntColumn]) -> list[Run]:
-    """The rank's trained tensors, `elements` of each, as backward makes their gradients: head first, embedding last, a block's from its last. Kinds of
-    layers come one after the other."""
-    model, stage = case.model, case.stage
-    ends = [*((block, stage.head) for block in reversed(model.mtp)), (model.head, stage.head)]
-    layers = [(model.blocks[name], count) for name, count in reversed(stage.layers.items())]
-    blocks = [*ends, *layers, (model.embedding, stage.embedding)]
-    return [([elements(w) for w in reversed(case.trainable(block))], count) for block, count in blocks]
+def backward_order(
+    case: Case, elements: Callable[[Weight], IntColumn], copies: bool
+) -> tuple[list[IntColumn], Callable[[int], list[list[int]]]]:
+    """(what the answer depends on, for a row of the table: chunk by chunk of its rank, the `elements` of every trained tensor as backward makes their
+    gradients: head first, embedding last, a block's from its last). `copies`: with the copy of the table that a tied head is in a pipeline."""
+    model, table, rank = case.model, case.table, case.stage.rank
+    blocks = {"head": model.head, "embedding": model.embedding, **{f"mtp {i}": b for i, b in enumerate(model.mtp)}, **model.blocks}
+    sizes = {name: [elements(w) for w in reversed(case.trainable(b))] for name, b in blocks.items()}
+    copy = [elements(w) for w in case.trainable(model.embedding) if w.shape[0] == model.vocab][:1] if model.tied and copies else []
+    ends = (*(f"mtp {i}" for i in reversed(range(len(model.mtp)))), "head")
+
+    def of(row: int) -> list[list[int]]:
+        pp, found = int(table.pp[row]), []
+        here = {name: [int(c[row]) for c in columns] for name, columns in sizes.items()}
+        for layers, first, last in reversed(chunks(model, case.structure, pp, int(table.virtual_stages[row]), int(rank[row]))):
+            names = [*(ends if last else ()), *(model.layers[i] for i in reversed(layers)), *(("embedding",) if first else ())]
+            tied = [int(c[row]) for c in copy] if last and pp > 1 else []
+            found.append([*tied, *chain(*(here[name] for name in names))])
+        return found
+
+    return [table.pp, table.virtual_stages, rank, *(c for some in sizes.values() for c in some)], of
 
 
 def add_filled(
-    case: Case, axis: Axis, phase: Phase, runs: list[Run], ranks: IntColumn, stride: IntColumn, overlaps: str, what: str
+    case: Case,
+    axis: Axis,
+    phase: Phase,
+    elements: Callable[[Weight], IntColumn],
+    ranks: IntColumn,
+    stride: IntColumn,
+    overlaps: str,
+    what: str,
+    *,
+    apart: bool,
 ) -> None:
-    """All-reduces of `runs` in the stored type: the first bucket, the last, and those between as so many of their mean size: bytes and calls are exact."""
+    """All-reduces of the rank's gradients in the stored type, each chunk's in buckets of its own (`apart`: DDP wraps every stage) or all together, a tied table
+    once: the first bucket, the last, and those between as so many of their mean size: bytes and calls are exact."""
     item = case.stored_bytes
     given = case.number("bucket_cap_mb", 0, 0) * MIB
     first, cap = given or FIRST_BYTES, given or BUCKET_BYTES
-    some, where = distinct([c for sizes, count in runs for c in (*sizes, count)])
+    depends, order = backward_order(case, elements, apart)
+    some, where = distinct(depends)
     rows = np.zeros((5, len(some)), dtype=np.int64)
     for k, i in enumerate(some):
-        sizes = (int(s[i]) * item for tensors, count in runs for _ in range(int(count[i])) for s in tensors)
-        buckets = filled(sizes, first, cap)
+        lists = order(int(i))
+        buckets = [b for sizes in (lists if apart else [chain(*lists)]) for b in filled((n * item for n in sizes), first, cap)]
         if not buckets:
             continue
         middle = max(len(buckets) - 2, 0)

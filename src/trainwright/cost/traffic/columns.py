@@ -14,7 +14,7 @@ from ...errors import SpecError
 from ...frameworks import FRAMEWORKS
 from ...frameworks.dtypes import Dtypes, dtypes
 from ...schedules import SCHEDULES
-from ...schedules.actions import PlacementKind
+from ...schedules.actions import Placement, PlacementKind
 from ...spec.blocks import Block, Op, Weight
 from ...spec.cluster import ClusterSpec
 from ...spec.job import TrainingJob
@@ -316,6 +316,21 @@ def _profiles(
     if placement == "bidirectional":  # every rank holds a stage of each direction
         profiles = [{key: a[key] + b[key] for key in a} for a, b in zip(profiles, reversed(profiles), strict=True)]
     return profiles
+
+
+def chunks(model: ModelSpec, structure: Structure, pp: int, virtual: int, rank: int) -> list[tuple[range, bool, bool]]:
+    """(layers, whether the embedding and the head stand there) of each of a rank's chunks, in the order of the model."""
+    even = FRAMEWORKS[structure.framework].even_stages
+    return _chunks(model.num_layers, SCHEDULES[structure.schedule].placement, structure.layers_per_stage, even, pp, virtual, rank)
+
+
+@lru_cache(maxsize=4096)
+def _chunks(
+    layers: int, kind: PlacementKind, given: tuple[int, ...] | None, even: bool, pp: int, virtual: int, rank: int
+) -> list[tuple[range, bool, bool]]:
+    counts, last = layers_per_stage(layers, pp * virtual, given, even), pp * virtual - 1
+    ends = np.cumsum(counts).tolist()
+    return [(range(ends[k] - counts[k], ends[k]), k == 0, k == last) for k in Placement(kind, pp, virtual, 1).stages_of(rank)]
 
 
 def _rank_of(stage: int, pp: int, v_shape: bool) -> int:

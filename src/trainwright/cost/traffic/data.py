@@ -7,6 +7,7 @@ all-reduce 2; ZeRO-1 and 2 reduce-scatter + all-gather 2; ZeRO-3 all-gather twic
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...frameworks import FRAMEWORKS
 from ...schedules import SCHEDULES
@@ -14,7 +15,7 @@ from ...spec.blocks import Block, Weight
 from ...spec.precision import DTYPE_BYTES
 from ..message import Axis
 from ..table import IntColumn
-from .buckets import add_filled, backward_order
+from .buckets import add_filled
 from .buffers import deepspeed, deepspeed_zero3, megatron, tied_embedding
 from .columns import Case, ceil_div
 from .groups import gathered_bytes, groups
@@ -40,16 +41,20 @@ def data_parallel(case: Case) -> None:
 
 def _whole_matrices(case: Case) -> None:
     """Muon's iteration wants whole gradients of the layers' matrices: what is cut is gathered, rows over both axes from the data's side, columns
-    from the tensor's."""
+    from the tensor's; of stacks of experts those that FSDP2 cuts within."""
     if case.job.optimizer != "muon":
         return
     sharded = case.structure.framework != "ddp" and case.structure.sharding != "none"
     shard = case.shard if sharded else np.ones_like(case.tp)
     for name, count in case.stage.layers.items():
+        what = "gradients of matrices for Muon"
+        for w in (w for w in case.trainable(case.model.blocks[name]) if len(w.shape) > 2 and sharded):
+            cut, stride = (case.expert_shard, case.expert_stride) if case.is_expert(w) else (shard, case.tp)
+            size = case.local_elements(w) * case.stored_bytes
+            case.add("dp_shard", "all_gather", "optimizer", size, count * _within(case.local_shape(w), cut), cut, stride, what=what)
         for w in (w for w in case.trainable(case.model.blocks[name]) if len(w.shape) == 2):
             local = _padded(case, (w,), False, shard) * case.stored_bytes
             outer, inner = (local * case.tp, local // shard * case.tp) if w.tp_dim else (local, local * case.tp)
-            what = "gradients of matrices for Muon"
             case.add("dp_shard", "all_gather", "optimizer", outer, count, shard, case.tp, what=what)
             if w.tp_dim is not None:
                 case.add("tp", "all_gather", "optimizer", inner, count, case.tp, 1, what=what)
@@ -71,20 +76,25 @@ def _held_twice(case: Case) -> None:
 
     pair = np.where(case.table.pp > 1, 2, 1)
     distance = np.abs(case.table.pp - 1 - 2 * case.stage.rank) * case.pipeline_stride
-    add_filled(case, "pp", "reduce", backward_order(case, held), pair, distance, "", "gradients of both directions")
+    add_filled(case, "pp", "reduce", held, pair, distance, "", "gradients of both directions", apart=False)
 
 
 # --- PyTorch DDP, alone or with ZeroRedundancyOptimizer -------------------------------------------------------------------------
 
 
 def _ddp(case: Case) -> None:
-    """Buckets in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every tensor, as its
-    owner has stepped it."""
-    alike = backward_order(case, lambda w: case.local_elements(w) * ~(case.apart & case.is_expert(w)))
-    tied = ([case.tied_copy(case.trainable)], np.ones_like(case.tp))
-    add_filled(case, "dp", "reduce", [tied, *alike], case.data, case.tp, "backward", "gradient buckets")
-    spread = backward_order(case, lambda w: case.local_elements(w) * (case.apart & case.is_expert(w)))
-    add_filled(case, "dp", "reduce", spread, case.expert_data, case.expert_stride, "backward", "expert gradient buckets")
+    """Buckets of each chunk in the stored type, once a step (no_sync before), experts that are spread apart from the rest; ZeRO-1 then broadcasts every
+    tensor, as its owner has stepped it."""
+
+    def alike(w: Weight) -> IntColumn:
+        return np.asarray(case.local_elements(w) * ~(case.apart & case.is_expert(w)))
+
+    def spread(w: Weight) -> IntColumn:
+        return np.asarray(case.local_elements(w) * (case.apart & case.is_expert(w)))
+
+    add_filled(case, "dp", "reduce", alike, case.data, case.tp, "backward", "gradient buckets", apart=True)
+    expert = ("backward", "expert gradient buckets")
+    add_filled(case, "dp", "reduce", spread, case.expert_data, case.expert_stride, *expert, apart=True)
     if case.structure.sharding != "zero1":
         return
     size = case.types.stepped
@@ -106,10 +116,15 @@ def _padded(case: Case, weights: tuple[Weight, ...], experts: bool | None, shard
     for w in weights:
         if experts is None or case.is_expert(w) == experts:
             rows, *rest = case.local_shape(w)
-            within = (rows < shard) & np.any([d % shard == 0 for d in rest], axis=0) if len(rest) > 1 else False
-            whole = np.where(within, rows, ceil_div(rows, shard) * shard)
+            whole = np.where(_within([rows, *rest], shard), rows, ceil_div(rows, shard) * shard)
             total = total + whole * np.multiply.reduce([np.ones_like(rows), *rest])
     return total
+
+
+def _within(dims: list[IntColumn], shard: IntColumn) -> NDArray[np.bool_]:
+    """Whether FSDP2 cuts a tensor of those local dimensions on a later one."""
+    rows, *rest = dims
+    return (rows < shard) & np.any([d % shard == 0 for d in rest], axis=0) if len(rest) > 1 else np.zeros(len(rows), dtype=bool)
 
 
 def _fsdp2(case: Case) -> None:
