@@ -260,8 +260,8 @@ def _offloaded_activations(scope: Scope, saved: Column, layers: Column) -> Colum
 def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, ...]:
     """What a pipeline engine keeps of the tensors between stages. Megatron frees outputs once they are sent
     (``deallocate_pipeline_outputs``); DeepSpeed
-    keeps each until its gradient arrives; torch.distributed.pipelining does too, and allocates its receive buffers for all micro-batches
-    at once.
+    keeps each until its gradient arrives; torch.distributed.pipelining does too, and allocates the receive buffers of each
+    stage for all micro-batches at once.
     """
     framework = scope.structure.framework
     if framework not in ("deepspeed", "fsdp2") or not (scope.pp > 1).any():
@@ -271,7 +271,7 @@ def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, 
         source = "deepspeed/runtime/pipe/engine.py pipe_buffers"
         return (item("stage outputs in flight", "communication_buffers", one * flying, "2 N h x in flight", source),)
     source = "torch/distributed/pipelining/stage.py"
-    neighbors = 2.0 - (slot.rank == 0) - (slot.rank == scope.table.pp - 1)
+    neighbors = 2 * np.maximum(scope.column("virtual_stages"), 1) - slot.embedding - slot.head
     return (
         item("stage outputs in flight", "activations", one * flying * (slot.rank < scope.table.pp - 1), "2 N h x in flight", source),
         item("receive buffers", "communication_buffers", one * scope.accumulation * neighbors, "2 N h x micro-batches x neighbors", source),

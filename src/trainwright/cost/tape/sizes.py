@@ -34,6 +34,7 @@ class Columns:
     shards: IntColumn
     replicas: IntColumn
     microbatches: IntColumn
+    chunks: IntColumn  # of a pipeline rank, each a stage of its own
     accumulated: IntColumn  # 1 where whole gradients of earlier micro-batches are there
     summed: IntColumn  # 1 where their shards are there: reduced every micro-batch
 
@@ -56,6 +57,7 @@ class Columns:
             shards=table.dp_shard * (table.cp if shard_over_cp else 1),
             replicas=table.dp_replicate,
             microbatches=table.accumulation,
+            chunks=table.virtual_stages,
             accumulated=(table.accumulation > 1).astype(np.int64),
             summed=np.zeros(len(table), dtype=np.int64),
         )
@@ -166,11 +168,15 @@ class Symbols:
         """Tokens of all micro-batches of a step."""
         return self.symbol("microbatches tokens", lambda c: c.microbatches * c.tokens, width)
 
-    def received(self, width: int) -> Size:
-        """Boundary tensors of a pipeline stage for all micro-batches of a step."""
-        if not self.sequence_parallel:
-            return self.every_microbatch(width)
-        return self.symbol("microbatches batch ceil(seq/tp)", lambda c: c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
+    def received(self, width: int, ends: int) -> Size:
+        """Boundary tensors of a pipeline rank's stages for all micro-batches of a step: two a chunk, but for `ends` of the model."""
+
+        def tokens(c: Columns) -> IntColumn:
+            seq = ceil_div(c.seq, c.tp) if self.sequence_parallel else c.seq
+            return (2 * c.chunks - ends) * c.microbatches * c.batch * seq
+
+        split = "batch ceil(seq/tp)" if self.sequence_parallel else "tokens"
+        return self.symbol(f"(2 chunks - {ends}) microbatches {split}", tokens, width)
 
     def positions(self, width: int = 1) -> Size:
         """Something for each position of the sequence, whatever the batch."""

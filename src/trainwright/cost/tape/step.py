@@ -49,11 +49,12 @@ class Step(Modules):
         if not stage.piped:
             return [positions, Storage(tape, s.tokens(16), PART["activations"], "ids and labels")]
         width = self.setup.model.hidden * self.setup.types.stream
-        kept = [positions, Storage(tape, s.every_microbatch(16), PART["activations"], "ids and labels")]
-        for wanted, what in ((not stage.first, "received activations"), (not stage.last, "received gradients")):
-            if wanted:
-                kept.append(Storage(tape, s.received(width), PART["communication_buffers"], what))
-        return kept
+        received = s.received(width, stage.first + stage.last)
+        return [
+            positions,
+            Storage(tape, s.every_microbatch(16), PART["activations"], "ids and labels"),
+            Storage(tape, received, PART["communication_buffers"], "received activations and gradients"),
+        ]
 
     def _accumulated(self) -> None:
         """Gradients of earlier micro-batches: the replay is of the last one. A pipeline stage is taken in its steady state."""
