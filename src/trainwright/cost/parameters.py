@@ -10,20 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..spec.blocks import Weight
 from ..spec.optimizer import Optimizer
 from .table import IntColumn
-from .tape.sizes import Columns, local_shape, shards_of
 
 FP32 = 4
-
-
-def owned_shape(w: Weight, c: Columns, *, sharded: bool, tensor: bool) -> list[IntColumn]:
-    """Local dimensions on rank 0: after tensor and expert parallelism, and where `sharded` after the cut on dimension 0."""
-    dims = local_shape(w, c, tensor)
-    if sharded:
-        dims[0] = -(-dims[0] // shards_of(w, c))
-    return dims
 
 
 def product(dims: Sequence[IntColumn]) -> IntColumn:
