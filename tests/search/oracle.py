@@ -108,6 +108,8 @@ def smaller(case: Case, p: ParallelPlan) -> bool:
             return layers // stages
         return -(-(layers + 2) // stages)
 
+    if p.structure.layers_per_stage is not None:
+        return True
     return p.virtual_stages <= 2 or largest(p.virtual_stages) < largest(p.virtual_stages - 1)
 
 
