@@ -43,6 +43,7 @@ ON = ("--on", "8xH100")
         (("plan", "7B", *ON, "--deadline=-3d"), "'-3d' is negative (nearest: 3d)"),
         (("estimate", "7B", *ON, "--set", "strategy.layers_per_stage=3,4"), "'3,4' is not a list (nearest: [3, 4])"),
         (("estimate", "7B", *ON, "--set", "strategy.layers_per_stage=3,x"), "'3,x' is not a list (nearest: [3])"),
+        (("estimate", "7B", *ON, "--set", "strategy.micro_batch_size=1e300"), "exceeded maximum size (nearest: 1000000)"),
         (("estimate", "7B", *ON, "--set", "training.lora_targets=q_proj"), 'is not a list (nearest: ["q_proj"])'),
         (("estimate", "7B", *ON, "--lora-rank", "8"), "changes nothing with training.method full (nearest: --method lora"),
         (("estimate", "7B", *ON, "--method", "lora", "--base-quantization", "int8"), "nearest: --method qlora"),

@@ -153,6 +153,17 @@ def test_a_checkpoint_of_adamw_in_bf16(framework: str, masters: str, autocast: b
     assert goodput.checkpoint_bytes(model, work, Structure(framework=framework)) == each * model.parameters
 
 
+@pytest.mark.parametrize(("optimizer", "of_matrices", "of_others"), [("muon", 8, 12), ("sgd", 4, 4), ("lion", 8, 8), ("adafactor", 4, 4)])
+def test_a_checkpoint_of_other_optimizers(optimizer: str, of_matrices: int, of_others: int) -> None:
+    """Bytes a parameter in fp32 masters: Muon keeps one momentum of the layers' matrices and AdamW's two of what is left; Adafactor a row and a column."""
+    model, work = build_model(LLAMA, "llama"), replace(JOB, optimizer=optimizer)
+    matrices = sum(n * w.elements for block, n in model.counts for op in block.ops for w in op.weights if len(w.shape) > 1)
+    told = goodput.checkpoint_bytes(model, work, Structure(framework="fsdp2"))
+    assert told == pytest.approx(
+        of_matrices * matrices + of_others * (model.parameters - matrices), rel=0.001 if optimizer == "adafactor" else 0
+    )
+
+
 def test_a_checkpoint_of_adapters() -> None:
     model, lora = build_model(LLAMA, "llama"), replace(JOB, method="lora", lora_targets=("q_proj", "v_proj"), lora_rank=16)
     assert goodput.checkpoint_bytes(model, lora, MEGATRON) == 14 * 80 * 16 * ((8192 + 8192) + (8192 + 1024))

@@ -20,7 +20,7 @@ from trainwright.cost.traffic.columns import _profile
 from trainwright.models import build_model
 from trainwright.resolve import resolve_task
 from trainwright.schedules import SCHEDULES
-from trainwright.schedules.replay import ends_in_flight, in_flight
+from trainwright.schedules.replay import ends_in_flight, in_flight, in_flight_of_layers
 from trainwright.search.bounds import least_device_bytes
 from trainwright.search.rules import Case
 from trainwright.search.space import enumerate_plans
@@ -143,6 +143,44 @@ def test_layers_and_ends_stand_where_the_schedule_places_its_stages(schedule: st
     assert [(bool(p["embedding"]), bool(p["head"])) for p in profiles] == ends
     for found in places(model, structure, pp, chunks):
         assert (sum(n for _, n in found.layers), (found.embedding, found.head)) == (layers[found.rank], ends[found.rank])
+
+
+def test_chunks_of_unlike_size_are_in_flight_as_their_list_says() -> None:
+    """Rank 1 of two, whose chunks have two layers and none: F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 F1.2 holds three micro-batches of the first, which is all of its
+    layers three times; of two chunks alike it would hold three of four halves."""
+    assert in_flight_of_layers("interleaved-1f1b", 2, [4, 4], [0, 1], (1, 2, 1, 0)) == pytest.approx([2.5, 3.0])
+    assert in_flight_of_layers("interleaved-1f1b", 2, [4, 4], [0, 1], (1, 1, 1, 1)) == pytest.approx([2.5, 1.5])
+
+
+@pytest.mark.parametrize("name", [n for n, s in SCHEDULES.items() if s.default_chunks > 1 and s.placement != "bidirectional"])
+def test_no_rank_with_chunks_of_unlike_size_holds_more_than_those_that_are_counted(name: str) -> None:
+    """In layers times micro-batches, for every number of layers that four ranks can be given."""
+    pp, chunks, structure = 4, SCHEDULES[name].default_chunks, Structure("fsdp2", schedule=name)
+    for layers in range(pp * chunks - 2, 4 * pp * chunks):
+        counts = tuple(layers_per_stage(layers, pp * chunks))
+        on_rank = np.array([sum(map(len, r)) for r in layers_of_rank(counts, pp, SCHEDULES[name].placement == "v")])
+        most = in_flight_of_layers(name, chunks, np.full(pp, 8), np.arange(pp), counts) * on_rank
+        counted = [p.rank for p in places(build_model(LLAMA | {"num_hidden_layers": layers}), structure, pp, chunks)]
+        assert most[counted].max() == most.max(), counts
+
+
+# layers on each of four stages of two ranks, and the peak that PyTorch 2.13's own schedule has (`verify --memory`, fp32, four micro-batches)
+@pytest.mark.parametrize(
+    ("schedule", "layers", "peak", "off"),
+    [
+        ("interleaved-1f1b", [1, 1, 1, 1], 3_525_892, 0.002),
+        ("looped-bfs", [1, 1, 1, 1], 4_373_872, 0.01),
+        ("interleaved-1f1b", None, 3_786_536, 0.01),
+    ],
+)
+def test_a_rank_receives_into_buffers_of_each_of_its_chunks(schedule: str, layers: list[int] | None, peak: int, off: float) -> None:
+    """For every micro-batch of the step, from both sides: PyTorch's stages know nothing of each other."""
+    shape = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    training = {"seq_len": 64, "global_batch_size": 4, "precision": "fp32", "master_weights": "none", "gradient_dtype": "fp32"}
+    strategy = {"framework": "fsdp2", "sharding": "none", "pp": 2, "schedule": schedule, "micro_batch_size": 1, "layers_per_stage": layers}
+    found = tw.estimate({"model": LLAMA | shape | {"vocab_size": 65}, "cluster": "2xH100", "training": training, "strategy": strategy})
+    held = found.to_dict()["memory"]["breakdown"]
+    assert sum(held.values()) - held["framework"] == pytest.approx(peak, rel=off)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["tape", "ledger"])

@@ -92,7 +92,13 @@ def order(case: Case, p: ParallelPlan) -> bool:
 
 
 def layers(case: Case, p: ParallelPlan) -> bool:
-    return p.pp * p.virtual_stages == 1 or p.pp * p.virtual_stages <= facts(case)["layers"] + 2
+    stages = p.pp * p.virtual_stages
+    return p.structure.layers_per_stage is not None or stages == 1 or stages <= facts(case)["layers"] + 2
+
+
+def dealt(case: Case, p: ParallelPlan) -> bool:
+    given = p.structure.layers_per_stage
+    return given is None or (len(given) == p.pp * p.virtual_stages and sum(given) == facts(case)["layers"])
 
 
 def smaller(case: Case, p: ParallelPlan) -> bool:
@@ -102,6 +108,8 @@ def smaller(case: Case, p: ParallelPlan) -> bool:
             return layers // stages
         return -(-(layers + 2) // stages)
 
+    if p.structure.layers_per_stage is not None:
+        return True
     return p.virtual_stages <= 2 or largest(p.virtual_stages) < largest(p.virtual_stages - 1)
 
 
@@ -167,6 +175,7 @@ ORACLE: dict[str, Callable[[Case, ParallelPlan], bool]] = {
         p.dp_replicate * p.dp_shard * p.micro_batch_size * p.accumulation == c.job.global_batch_size
     ),
     "pipeline stages hold something": layers,
+    "layers_per_stage deals every layer": dealt,
     "experts divide over ep": ep,
     "etp divides the expert width": etp,
     "ep fits into dp x cp x tp / etp": lambda c, p: p.dp * p.cp * p.tp % (p.ep * p.etp) == 0,

@@ -34,6 +34,7 @@ STRUCTURE = st.builds(
     attention=st.sampled_from(CHOICES["attention"]),
     offload=st.sampled_from(CHOICES["offload"]),
     fp8_params=st.booleans(),
+    layers_per_stage=st.sampled_from([None, (3, 3), (6,), (2, 1, 2, 1)]),
 )
 PLAN = st.builds(ParallelPlan, STRUCTURE, **dict.fromkeys(NUMBERS, DEGREE))
 CASE = st.builds(
@@ -207,7 +208,8 @@ def test_old_hardware() -> None:
 def test_layers_per_stage_must_deal_all_layers() -> None:
     found = case(gpus=2)
     plan = ParallelPlan(Structure("fsdp2", sharding="none", layers_per_stage=(2, 3)), pp=2, accumulation=16)
-    with pytest.raises(SpecError, match="deals 5 layers over 2 stages; the model has 6"):
+    told = r"strategy.layers_per_stage: deals 5 layers over 2 stages; the model has 6 and the plan 2 \(nearest: \[3, 3\]\)"
+    with pytest.raises(SpecError, match=told):
         check_plan(found.model, found.cluster, found.job, plan)
     check_plan(found.model, found.cluster, found.job, with_field(found, plan, "layers_per_stage", (4, 2)))
 

@@ -134,6 +134,7 @@ def test_what_is_not_planned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"framework": "ddp"}, {"master_weights": "none"}),
         ({"framework": "fsdp2", "sharding": "zero2"}, {}),
         ({"framework": "fsdp2", "sharding": "none"}, {"autocast": True}),
+        ({"framework": "ddp"}, {"optimizer": "muon"}),
     ],
 )
 def test_a_checkpoint_holds_the_bytes_that_the_run_is_priced_with(strategy: dict[str, Any], training: dict[str, Any]) -> None:

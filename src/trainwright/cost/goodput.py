@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import exp, expm1, inf, sqrt
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import exp, expm1, inf, prod, sqrt
+
+import numpy as np
 
 from ..catalog.facts import failures_per_1000_node_days
 from ..frameworks import FRAMEWORKS
@@ -18,6 +21,7 @@ from ..spec.job import TrainingJob
 from ..spec.model import ModelSpec
 from ..spec.optimizer import OPTIMIZERS
 from ..spec.plan import Structure
+from .parameters import optimizer_state
 
 GPUS_OF_A_NODE = 8
 STORAGE_BYTES_PER_S_PER_GPU = (
@@ -75,21 +79,32 @@ def goodput(interval_s: float, blocking_s: float, restart_s: float, mtti_s: floa
 def checkpoint_bytes(model: ModelSpec, job: TrainingJob, structure: Structure) -> float:
     """What the optimizer steps and its states, and 16-bit weights where the framework saves them beside fp32 masters: of AdamW in bf16 12 bytes a parameter
     with PyTorch, 14 with Megatron-Core and DeepSpeed. LoRA saves its adapters."""
-    count = adapter_parameters(model, job) if job.method != "full" else model.parameters
     framework = FRAMEWORKS[structure.framework]
-    types, optimizer = dtypes(framework, job, structure, alone=False), OPTIMIZERS[job.optimizer]
-    beside = types.stored if types.masters and framework.saves_copies else 0
-    return float(count * (beside + types.stepped + optimizer.copies * (optimizer.bytes_per_element or types.stepped)))
+    types, optimizer = dtypes(framework, job, structure, alone=False), replace(OPTIMIZERS[job.optimizer], step_bytes=0)
+    each = types.stepped + (types.stored if types.masters and framework.saves_copies else 0)
+
+    def size(shape: tuple[int, ...], matrix: bool) -> int:
+        dims = [np.array(d) for d in shape]
+        return each * prod(shape) + int(optimizer_state(optimizer, dims, types.stepped, matrix=matrix))
+
+    if job.method != "full":
+        return float(sum(n * size((rank, width), True) for n, rank, width in adapter_matrices(model, job)))
+    blocks = [(model.embedding, 1, False), (model.head, 1, False), *((block, count, True) for block, count in model.counts)]
+    return float(sum(n * size(w.shape, matrix) for block, n, matrix in blocks for op in block.ops for w in op.weights))
 
 
 def adapter_parameters(model: ModelSpec, job: TrainingJob) -> int:
     """LoRA: rank x (inputs + outputs) for each product that it targets (arXiv:2106.09685)."""
-    total = 0
+    return sum(n * rank * width for n, rank, width in adapter_matrices(model, job))
+
+
+def adapter_matrices(model: ModelSpec, job: TrainingJob) -> Iterator[tuple[int, int, int]]:
+    """(how many, rank, inputs or outputs) of LoRA's matrices."""
     for block, count in model.counts:
         for op in block.ops:
             if op.kind in ("linear", "grouped_linear") and op.name in job.lora_targets:
-                total += count * job.lora_rank * (op.k + op.width) * max(1, op.experts)
-    return total
+                for width in (op.k, op.width):
+                    yield count * max(1, op.experts), job.lora_rank, width
 
 
 def reliability(

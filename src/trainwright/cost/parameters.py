@@ -10,17 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..spec.blocks import Weight
 from ..spec.optimizer import Optimizer
 from .table import IntColumn
-from .tape.sizes import Columns, local_shape, shard_shape
 
 FP32 = 4
-
-
-def owned_shape(w: Weight, c: Columns, *, sharded: bool, tensor: bool) -> list[IntColumn]:
-    """Local dimensions on rank 0: after tensor and expert parallelism, and where `sharded` after FSDP2's cut."""
-    return shard_shape(w, c, tensor) if sharded else local_shape(w, c, tensor)
 
 
 def product(dims: Sequence[IntColumn]) -> IntColumn:

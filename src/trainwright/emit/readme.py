@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..cost.estimate import evaluate
@@ -64,12 +65,24 @@ def readme(run: Run, target: Target, options: Options, chosen: Changes) -> str:
         lines.append(
             "\nNote: the configuration names no rope_theta, so Megatron takes its own 10,000; add --rotary-base where the model was made with another."
         )
+    lines += [f"\nNote: {w}." for w in _cut_between_experts(run, target)]
     lines += [
         "",
         f"After a change of the plan write the set again: `trainwright emit plan.toml --to {target.name} -o` this folder `--force`. Without `--force` "
         "no file that is here is replaced.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _cut_between_experts(run: Run, target: Target) -> Iterator[str]:
+    """What FSDP2 does by default, and Accelerate's and the Trainer's files cannot change, of which the plan knows nothing."""
+    p, experts = run.plan, [op.experts for b in run.model.blocks.values() for op in b if op.kind == "grouped_linear"]
+    fewest, sharded = min(experts, default=p.dp_shard), p.structure.sharding in ("zero2", "zero3")
+    if target.name in ("accelerate", "trainer") and p.structure.framework == "fsdp2" and sharded and fewest < p.dp_shard:
+        yield (
+            f"FSDP2 cuts a stack of experts between them, and these files cannot say otherwise: of {p.dp_shard} shards {fewest} hold a whole expert of each "
+            f"layer and the others none, where the plan counts equal shards; the set of `--to fsdp` cuts within them"
+        )
 
 
 def _layout(run: Run) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import SpecError
 from . import SCHEDULES
-from .actions import ActionTable, B, Ends, F, I, Schedule, W
+from .actions import ActionTable, B, Ends, F, I, Placement, Schedule, W
 from .collectives import with_collectives
 from .costs import Cost, Costs, row_seconds, whole_share
 from .graph import Nodes, Order, compile_nodes, order_nodes, sends, sweep
@@ -150,6 +150,31 @@ def in_flight(name: str, stages: object, virtual_stages: object, microbatches: o
     return found[where.ravel()].reshape(p.shape)
 
 
+def in_flight_of_layers(name: str, virtual_stages: int, microbatches: object, rank: object, layers: tuple[int, ...]) -> np.ndarray:
+    """`in_flight` of ranks of one pipeline whose stages, first to last, have so many `layers`: where the chunks of a rank differ, what its list holds of the
+    larger ones; never less than with even chunks, which lower bounds count on.
+    """
+    entry = SCHEDULES.get_or_raise(name, "schedule")
+    stages = len(layers) // virtual_stages
+    m, r = np.broadcast_arrays(np.asarray(microbatches, dtype=np.int64), np.asarray(rank, dtype=np.int64))
+    held = in_flight(name, stages, virtual_stages, m, r)
+    if entry.placement == "bidirectional" or virtual_stages == 1:
+        return held
+    place = Placement(entry.placement, stages, virtual_stages, 1).rank_of_stage[0]
+    count, size = np.bincount(place, layers, stages), np.bincount(place, np.square(layers), stages)
+    enough = np.where(m % stages, m, np.minimum(m, entry.reach * stages))  # beyond, whole rounds only lengthen the steady state
+    for k in np.flatnonzero((size * virtual_stages != count**2)[r] & (held < m)):
+        held[k] = max(held[k], _uneven(entry.name, stages, int(enough[k]), virtual_stages, layers)[r[k]] / count[r[k]])
+    return held
+
+
+@lru_cache(maxsize=4096)
+def _uneven(name: str, stages: int, microbatches: int, virtual_stages: int, layers: tuple[int, ...]) -> np.ndarray:
+    """Layers times micro-batches that each rank holds at most."""
+    table = SCHEDULES[name].table(stages, microbatches, virtual_stages)
+    return peaks(table, np.array(layers, dtype=float))
+
+
 @lru_cache(maxsize=4096)
 def _ends(name: str, stages: int, microbatches: int, virtual_stages: int) -> tuple[int, int, int]:
     return ends_of(SCHEDULES.get_or_raise(name, "schedule").table(stages, microbatches, virtual_stages))
@@ -179,4 +204,4 @@ def ends_in_flight(name: str, stages: object, virtual_stages: object, microbatch
     return Ends(*(found[where.ravel(), k].reshape(p.shape) for k in range(3)))
 
 
-__all__ = ["Result", "Timeline", "ends_in_flight", "in_flight", "replay", "run", "schedule"]
+__all__ = ["Result", "Timeline", "ends_in_flight", "in_flight", "in_flight_of_layers", "replay", "run", "schedule"]

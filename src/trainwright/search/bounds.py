@@ -206,7 +206,7 @@ def places_of(case: Case, table: PlanTable) -> Places:
         np.where(given, 0, layers).astype(float),
         flying,
         losses * head,
-        np.where(loop & (table.pp > 1), np.where(FIRST | LAST, 1.0, 2.0), 0.0),
+        np.where(table.pp > 1, 2.0 * table.virtual_stages - np.where(loop, FIRST | LAST, 2), 0.0),
         head,
         FIRST | (loop & (table.pp >= np.where(LAST, 2, 3))),
     )

@@ -59,6 +59,14 @@ RULES: tuple[Rule, ...] = (
         choices.batch_says,
     ),
     Rule("pipeline stages hold something", ("pp", "virtual_stages"), ("pp", "virtual_stages"), degrees.stages, degrees.stages_says),
+    Rule(
+        "layers_per_stage deals every layer",
+        ("pp", "virtual_stages"),
+        (),
+        degrees.dealt,
+        degrees.dealt_says,
+        where="strategy.layers_per_stage",
+    ),
     Rule("experts divide over ep", ("ep",), ("ep",), degrees.ep_experts, degrees.ep_says),
     Rule("etp divides the expert width", ("etp",), ("etp",), degrees.etp_dense, degrees.etp_says),
     Rule(

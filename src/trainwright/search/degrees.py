@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..cost.stages import layers_per_stage
 from ..cost.table import IntColumn, PlanTable
 from ..errors import SpecError
 from ..schedules import SCHEDULES
 from ..spec.plan import ParallelPlan, Structure
 from .rules import Case, Mask
 
+SHOWN = 32  # stages whose layers a sentence lists
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 
 
@@ -134,17 +136,24 @@ def sp_says(case: Case, p: ParallelPlan) -> str:
 
 def stages(case: Case, s: Structure, t: PlanTable) -> Mask:
     stages = t.pp * t.virtual_stages
-    if s.layers_per_stage is not None:
-        return (stages == len(s.layers_per_stage)) & (sum(s.layers_per_stage) == case.layers)
-    return (stages == 1) | (stages <= case.layers + 2)
+    return (stages == 1) | (stages <= case.layers + 2) | (s.layers_per_stage is not None)
 
 
 def stages_says(case: Case, p: ParallelPlan) -> str:
     stages = p.pp * p.virtual_stages
-    if p.structure.layers_per_stage is not None:
-        given = p.structure.layers_per_stage
-        return f"layers_per_stage deals {sum(given)} layers over {len(given)} stages; the model has {case.layers} and the plan {stages}"
     return f"pp {p.pp} x virtual_stages {p.virtual_stages} = {stages} stages are more than {case.layers} layers, embedding and head ({case.layers + 2} slots)"
+
+
+def dealt(case: Case, s: Structure, t: PlanTable) -> Mask:
+    given = s.layers_per_stage
+    return np.full(len(t), True) if given is None else (t.pp * t.virtual_stages == len(given)) & (sum(given) == case.layers)
+
+
+def dealt_says(case: Case, p: ParallelPlan) -> str:
+    given, stages = p.structure.layers_per_stage or (), p.pp * p.virtual_stages
+    even = case.framework(p.structure).even_stages
+    legal = f" (nearest: {layers_per_stage(case.layers, stages, None, even)})" if stages <= min(case.layers + 2, SHOWN) else ""
+    return f"deals {sum(given)} layers over {len(given)} stages; the model has {case.layers} and the plan {stages}{legal}"
 
 
 def virtual(case: Case, s: Structure, t: PlanTable) -> Mask:

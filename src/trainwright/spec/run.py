@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date
-from math import ceil, floor
+from math import ceil, floor, isnan
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from ..errors import SpecError, nearest, one_line
+from ..units import parse_count
 
 MAX_GPUS = 10_000_000
 Count = Annotated[int, Field(ge=1, le=MAX_GPUS)]
@@ -32,6 +34,13 @@ SHARDING_ALIASES = {
     "3": "zero3",
 }
 KINDS = {"model_type": "a table", "dict_type": "a table", "tuple_type": "a list", "string_type": "a text"}  # pydantic's word: ours
+BOUNDS = {
+    "greater_than_equal": ("ge", 0),
+    "less_than_equal": ("le", 0),
+    "greater_than": ("gt", 1),
+    "less_than": ("lt", -0.01),
+}  # and how far inside of it
+HUGE = 2**62  # beyond every bound here
 _DATE = r"^20[0-9]{2}-(0[1-9]|1[0-2])$"
 
 
@@ -186,14 +195,38 @@ def _spec_error(error: ValidationError) -> SpecError:
         listed = _as_list(given, path) if first["type"] == "tuple_type" and isinstance(given, (str, int)) else []
         return SpecError(f"{found} is not {KINDS[first['type']]}", where, listed)
     message = first["msg"].removeprefix("Value error, ")
-    return SpecError(f"{found}: {message[0].lower()}{message[1:]}", where, _within(first["type"], first.get("ctx", {}), given))
+    return SpecError(f"{found}: {message[0].lower()}{message[1:]}", where, _near(first, path, given))
+
+
+def _near(error: Mapping[str, Any], path: list[str], given: Any) -> list[int | float]:
+    """The legal number nearest to a wrong one, where there is one."""
+    kind, bounds = error["type"], error.get("ctx", {})
+    if kind in ("int_parsing", "float_parsing"):  # 2T, as the command line writes it
+        with suppress(SpecError):
+            meant = parse_count(str(given))
+            return [int(meant)] if meant > 0 and meant == int(meant) else []
+        return []
+    if kind in ("finite_number", "int_parsing_size") and not isnan(float(given)):
+        kind, bounds = _beyond(path, HUGE if float(given) > 0 else -HUGE)
+    return _within(kind, bounds, given)
+
+
+def _beyond(path: list[str], huge: int) -> tuple[str, Mapping[str, Any]]:
+    """What is said of a finite number that is as far out of range: its kind and its bounds."""
+    field = _section(path[:-1]).model_fields[path[-1]]
+    try:
+        TypeAdapter[Any](Annotated[field.annotation, field]).validate_python(huge)  # type: ignore[arg-type]
+    except ValidationError as error:
+        found = next((e for e in error.errors() if e["type"] in BOUNDS), None)
+        return ("", {}) if found is None else (found["type"], found.get("ctx", {}))
+    return "", {}
 
 
 def _within(kind: str, bounds: Mapping[str, Any], given: Any) -> list[int | float]:
     """The legal number nearest to one that is out of range; of an open range one that is well inside."""
     if kind == "int_from_float":
         return [floor(given), ceil(given)]
-    found = {"greater_than_equal": ("ge", 0), "less_than_equal": ("le", 0), "greater_than": ("gt", 1), "less_than": ("lt", -0.01)}.get(kind)
+    found = BOUNDS.get(kind)
     return [] if found is None else [bounds[found[0]] + found[1]]
 
 

@@ -225,7 +225,7 @@ class Launch:
     at: int = 0
 
     def run(self) -> End:
-        """Until the run has ended. Starts torchrun again where torchrun itself was killed; ends no later than shortly after a second signal."""
+        """Until the run has ended. Starts the launcher (`agent`) again where it was killed itself; ends no later than shortly after a second signal."""
         require_torch()
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         (self.folder / OUTCOME).unlink(missing_ok=True)
@@ -236,7 +236,7 @@ class Launch:
                 status = self._torchrun()
                 if status >= 0 or self.heard or read_json(self.folder / OUTCOME) or attempt == self.place.restarts:
                     break
-                self.see({"event": "warning", "message": f"torchrun was killed (signal {-status}); starting it again"})
+                self.see({"event": "warning", "message": f"the launcher was killed (signal {-status}); starting it again"})
         return self._end(status)
 
     @contextlib.contextmanager
@@ -320,7 +320,9 @@ class Launch:
                 return f"{how}, and {self.place.restarts} restarts are used up; see {self.folder / 'logs'}"
             if "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log:
                 return f"the other machines did not come to {self.place.rendezvous} in time"
-        return str(errors[0]["message"]) if errors else f"torchrun ended with status {status}; see {self.folder / 'logs' / 'torchrun.log'}"
+        return (
+            str(errors[0]["message"]) if errors else f"the launcher ended with status {status}; see {self.folder / 'logs' / 'torchrun.log'}"
+        )
 
 
 def resume_command(folder: Path) -> str:

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from .. import launch
 from ..document import Document, Path, Problem
-from . import json, yaml
+from . import json, launch, yaml
 from .shell_run import Script, Written, follow
 from .source import Broken, Lines
 

@@ -1,8 +1,8 @@
 """Which pipeline rank is the worst: what stands on each, and how many micro-batches of it are in flight.
 
 The ranks of a pipeline fall into a few classes: first, last, and one for each number of layers between. Inside a class the earliest rank has
-the most in flight (V-shaped schedules: the last), so only it is counted. Peaks in flight come from `trainwright.schedules`: closed forms, or a count of
-the actions.
+the most in flight (V-shaped schedules with chunks alike: the last), so only it is counted. Peaks in flight come from `trainwright.schedules`:
+closed forms, or a count of the actions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...frameworks import FRAMEWORKS
 from ...schedules import SCHEDULES
 from ...schedules.actions import Ends, PlacementKind
 from ...schedules.replay import ends_in_flight as peak_of_ends
-from ...schedules.replay import in_flight as peak_in_flight
+from ...schedules.replay import in_flight_of_layers
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
 from ..stages import layers_of_rank, layers_per_stage
-from ..table import Column, IntColumn, PlanTable
+from ..table import Column, IntColumn, PlanTable, different
 from .scope import Scope
 
 
@@ -56,6 +56,11 @@ def places(model: ModelSpec, structure: Structure, pp: int, virtual: int) -> lis
     return _places(model, SCHEDULES[structure.schedule].placement, structure.layers_per_stage, even, pp, virtual)
 
 
+def stage_layers(model: ModelSpec, structure: Structure, stages: int) -> list[int]:
+    """Layers of each stage, first to last."""
+    return layers_per_stage(model.num_layers, stages, structure.layers_per_stage, FRAMEWORKS[structure.framework].even_stages)
+
+
 @lru_cache(maxsize=4096)
 def _places(model: ModelSpec, placement: PlacementKind, given: tuple[int, ...] | None, even: bool, pp: int, virtual: int) -> list[Place]:
     """`places` of all schedules of one placement."""
@@ -64,7 +69,7 @@ def _places(model: ModelSpec, placement: PlacementKind, given: tuple[int, ...] |
     counts = layers_per_stage(model.num_layers, pp * virtual, given, even)
     ranks = layers_of_rank(counts, pp, v_shape)
     last = 0 if v_shape and virtual % 2 == 0 else pp - 1
-    found: dict[tuple[object, ...], Place] = {}
+    found: dict[tuple[object, ...], tuple[Place, list[int]]] = {}
     for rank in reversed(range(pp)) if v_shape else range(pp):
         chunks = list(ranks[rank])
         ends = {rank}
@@ -73,18 +78,23 @@ def _places(model: ModelSpec, placement: PlacementKind, given: tuple[int, ...] |
             ends.add(pp - 1 - rank)
         layers = tuple(sorted(Counter(model.layers[i] for chunk in chunks for i in chunk).items()))
         place = Place(rank, layers, 0 in ends, last in ends)
-        found.setdefault((layers, place.embedding, place.head), place)
+        key, sizes = (layers, place.embedding, place.head), [len(chunk) for chunk in chunks]
+        if v_shape and len({*sizes}) > 1:  # its larger chunk is more often in flight on earlier ranks
+            found[key] = place, sizes
+        found.setdefault(key, (place, sizes))
     return sorted(_undominated(list(found.values())), key=lambda place: place.rank)
 
 
-def _undominated(found: list[Place]) -> list[Place]:
-    """Without classes that one before them exceeds in every count."""
+def _undominated(found: list[tuple[Place, list[int]]]) -> list[Place]:
+    """Without classes that one before them exceeds in every count, and in every chunk of theirs."""
 
-    def exceeds(a: Place, b: Place) -> bool:
+    def exceeds(one: tuple[Place, list[int]], other: tuple[Place, list[int]]) -> bool:
+        (a, large), (b, small) = one, other
         mine = dict(a.layers)
-        return a.embedding >= b.embedding and a.head >= b.head and all(mine.get(k, 0) >= n for k, n in b.layers)
+        chunks = all(n >= k for n, k in zip(large, small))
+        return chunks and a.embedding >= b.embedding and a.head >= b.head and all(mine.get(k, 0) >= n for k, n in b.layers)
 
-    return [b for i, b in enumerate(found) if not any(exceeds(a, b) for a in found[:i])]
+    return [b[0] for i, b in enumerate(found) if not any(exceeds(a, b) for a in found[:i])]
 
 
 def classes(scope: Scope) -> tuple[NDArray[np.intp], NDArray[np.intp], Slot]:
@@ -127,7 +137,11 @@ def in_flight(scope: Scope, rank: IntColumn) -> Column:
     table = scope.table
     held = np.ones(len(scope))
     for schedule, rows, virtual in _piped(table):
-        held[rows] = peak_in_flight(schedule, table.pp[rows], virtual, table.accumulation[rows], rank[rows])
+        key = table.pp[rows] << 20 | virtual
+        for value in different(key):
+            some, pp, chunks = rows[key == value], int(value >> 20), int(value & 0xFFFFF)
+            layers = tuple(stage_layers(scope.model, scope.structure, pp * chunks))
+            held[some] = in_flight_of_layers(schedule, chunks, table.accumulation[some], rank[some], layers)
         if SCHEDULES[schedule].placement == "bidirectional":
             held[rows] /= 2  # counted in stages, and a rank's share is two of them
     return held

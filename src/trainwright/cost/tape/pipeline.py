@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ...schedules import SCHEDULES
 from ...schedules.actions import Ends
-from ...schedules.replay import ends_in_flight, in_flight
+from ...schedules.replay import ends_in_flight, in_flight_of_layers
 from ...spec.model import ModelSpec
 from ...spec.plan import Structure
-from ..ledger.ranks import places
+from ..ledger.ranks import places, stage_layers
 from ..table import IntColumn, PlanTable, different
 from .machine import ENDS
 from .program import FEW, Pattern, pattern
@@ -74,6 +74,7 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
             m = table.accumulation[some]
             chunks = max(virtual, SCHEDULES[plans.schedule].default_chunks)
             ends = ends_in_flight(plans.schedule, pp, chunks, m) if pp > 1 else Ends(1, 1, 1)
+            layers = tuple(stage_layers(model, plans, pp * chunks)) if pp > 1 else ()
             seen: Counter[tuple[Stage, Pattern]] = Counter()
             for number, stage, shape, repeats in _stages(
                 model, plans.framework, plans.schedule, plans.layers_per_stage, pp, virtual, every
@@ -82,7 +83,7 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
                     shape = (stage, shape[1])
                 nth = seen[shape]  # a plan is in each group once
                 seen[shape] += 1
-                for fresh, which, held in _held(plans.schedule, pp, virtual, m, number, ends):
+                for fresh, which, held in _held(plans.schedule, pp, chunks, m, number, ends, layers):
                     last = np.ones_like(held) if plans.schedule in ONE_STAGE and virtual == 1 else held.copy()
                     last[2:] = 1  # whichever stage it is, the head is through with the others
                     found.setdefault((*shape, nth, fresh), []).append((some[which], number, repeats, held[:, which], last[:, which]))
@@ -91,14 +92,14 @@ def ranks(model: ModelSpec, structure: Structure, table: PlanTable) -> list[Rank
 
 
 def _held(
-    schedule: str, pp: int, virtual: int, m: IntColumn, rank: int, ends: Ends
+    schedule: str, pp: int, chunks: int, m: IntColumn, rank: int, ends: Ends, layers: tuple[int, ...]
 ) -> list[tuple[bool, NDArray[np.bool_] | slice, NDArray[np.float64]]]:
     """(before the first backward pass, of which plans, micro-batches that a rank holds of each of `PIECES`) of one rank of a pipeline. 1F1B: a rank that warms
     up with every micro-batch of the step holds one fewer once gradients exist."""
     held = np.ones((len(PIECES), len(m)))
     if pp == 1:
         return [(False, slice(None), held)]
-    held[0] = in_flight(schedule, pp, max(virtual, SCHEDULES[schedule].default_chunks), m, np.full(len(m), rank))
+    held[0] = in_flight_of_layers(schedule, chunks, m, rank, layers)
     if SCHEDULES[schedule].placement == "bidirectional":
         held[0] = np.maximum(held[0] / 2, 1)  # counted in stages, and a rank's share is two of them
     for row, most in zip(held[1:], ends):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...spec.blocks import Weight
 from ...spec.optimizer import Optimizer
+from ..parameters import greedy_partition, optimizer_state, product
 from ..table import IntColumn, PlanTable
 
 Size = tuple[tuple[int, int], ...]
@@ -232,8 +233,6 @@ class Symbols:
 
     def optimizer(self, opt: Optimizer, ws: Sequence[Weight], stored: int, sharded: bool, matrix: bool) -> Size:
         """Optimizer states of a group of tensors, in bytes."""
-        from ..parameters import optimizer_state, owned_shape
-
         ws = tuple(ws)
         cut = "shards of " if sharded else ""
         name = f"{opt.name} states{' of matrices' if matrix else ''} of {cut}{self._words((w, 1) for w in ws)}"
@@ -249,8 +248,6 @@ class Symbols:
 
     def zero_redundancy(self, opt: Optimizer, ws: Sequence[Weight], stored: int) -> Size:
         """Rank 0's states under ZeroRedundancyOptimizer, which deals whole tensors, as tensor parallelism leaves them, over the ranks."""
-        from ..parameters import greedy_partition, optimizer_state, owned_shape, product
-
         ws = tuple(ws)
 
         def value(c: Columns) -> IntColumn:
@@ -360,3 +357,8 @@ def shard_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
 
 def padded_elements(w: Weight, c: Columns, tensor: bool = True) -> IntColumn:
     return shard_elements(w, c, tensor) * shards_of(w, c)
+
+
+def owned_shape(w: Weight, c: Columns, *, sharded: bool, tensor: bool) -> list[IntColumn]:
+    """Local dimensions on rank 0: after tensor and expert parallelism, and where `sharded` after FSDP2's cut."""
+    return shard_shape(w, c, tensor) if sharded else local_shape(w, c, tensor)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .document import Document, Path, Problem
-from .syntax.shell_run import Command
-from .syntax.shell_values import Text
+from ..document import Document, Path, Problem
+from .shell_run import Command
+from .shell_values import Text
 
 # Options that take no value, by launcher: every other option without "=" takes the next word.
 BARE = {
