@@ -104,3 +104,9 @@ def test_a_deadline_asks_for_more_gpus_and_a_budget_for_money() -> None:
 
 def test_nothing_is_suggested_where_something_fits() -> None:
     assert find(case(gpus=8, batch=16), strategy()).suggestion is None
+
+
+def test_a_list_of_layers_that_deals_too_many_is_left_out() -> None:
+    found = find(case(gpus=2, batch=4), strategy(layers_per_stage=(3, 4), pp=2, offload="none"))
+    assert found.suggestion is not None
+    assert "without strategy.layers_per_stage" in found.suggestion

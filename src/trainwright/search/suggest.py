@@ -109,7 +109,10 @@ def _changes(ranking: Ranking, strategy: StrategySection, names: tuple[str, ...]
 
 
 def _text(change: Mapping[str, object], before: Mapping[str, object]) -> str:
-    parts = [f"{k} = {v}" + (f" instead of {before[k]}" if before.get(k) is not None else "") for k, v in change.items()]
+    parts = [
+        f"without {k}" if v is None else f"{k} = {v}" + (f" instead of {before[k]}" if before.get(k) is not None else "")
+        for k, v in change.items()
+    ]
     return " and ".join(parts)
 
 
