@@ -181,13 +181,22 @@ def test_json_is_one_document(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(out)["files"] == [{"file": "d.json", "format": "deepspeed", "partial": False, "template": False}]
 
 
+def test_a_folder_is_its_configurations_and_scripts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.sh").write_text("deepspeed --num_gpus 8 train.py --deepspeed d.json\n")
+    (folder / "README.md").write_text("no configuration")
+    (folder / "more").mkdir()
+    named = run(capsys, "d.json", "run.sh", "--json")
+    assert run(capsys, str(folder), "--json")[1].replace(f"{folder}/", "") == named[1]
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["missing.json"], ["."], ["d.json", "--format", "xml"], ["d.json", "--on", "eight"], ["d.json", "--ignore", "K77"], ["d.json", "-o",
+    [[], ["missing.json"], ["empty"], ["d.json", "--format", "xml"], ["d.json", "--on", "eight"], ["d.json", "--ignore", "K77"], ["d.json", "-o",
         "x.json"], ["--about", "K77"],
      ["d.json", "--model", "no-such-model"]],
 )  # fmt: skip
 def test_wrong_input_is_one_line_and_status_two(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    (folder / "empty").mkdir()
     status, _, err = run(capsys, *arguments)
     assert status == 2
     assert len(err.splitlines()) == 1

@@ -16,7 +16,7 @@ from trainwright.search.constraints import check_plan
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "deepspeed": [{}, {"overlap_comm": False}, {"reduce_bucket_size": 10**7, "round_robin_gradients": True}],
     "megatron": [{}, {"overlap_grad_reduce": False}, {"exp_avg_dtype": "bf16"}],
-    "fsdp2": [{}, {}, {"no_sync": True}],
+    "fsdp2": [{}, {"no_sync": False}, {"no_sync": True}],
 }
 MODELS = ("llama-3.1-8b", "qwen3-1.7b", "gpt2-xl", "qwen3-30b-a3b")
 BY_HAND: dict[str, dict[str, Any]] = {

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from ..check.fix import Mended
     from ..check.run import Report
 
+READ = (".json", ".jsonc", ".json5", ".yaml", ".yml", ".toml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".job", ".py")  # of a folder
+MOST_FILES = 64
+
 
 def check(
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Files of one run, - for stdin.", show_default=False)] = None,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE...", help="Files or folders of one run, - for stdin.", show_default=False)
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="A catalogue id, a config.json, a size such as 7B.", show_default=False)
     ] = None,
@@ -35,7 +40,7 @@ def check(
     """Say what is wrong with the files of a run, most severe first, with the line and the smallest change that mends it.
 
     Reads DeepSpeed, Accelerate, Trainer, TRL, axolotl, LLaMA-Factory, Megatron, NeMo, torchtitan, GPT-NeoX, nanotron, Slurm, Kubernetes, SkyPilot
-    files and more, by content; several files and the launch line are judged together. Nothing is run. Exit status 1 where an error is found.
+    files and more, by content; several files (or a folder's) and the launch line are judged together. Nothing is run. Exit status 1 where an error is found.
 
     Example: trainwright check --about K05
     """
@@ -50,6 +55,7 @@ def check(
         return _about(about)
     if not files:
         raise SpecError("which files? none are named", "check", ["trainwright check ds_config.json"])
+    files = [file for name in files for file in _files(name)]
     texts = {("stdin" if name == "-" else name): read_bytes(name) for name in files}
     if output is not None and not fix:
         raise SpecError("is for --fix", "--output")
@@ -62,6 +68,18 @@ def check(
         report = judge(dict(zip([output], now.values())) if output else now)  # as the files are now
     sys.stdout.write(render(report, form, mended))
     return 1 if report.has_errors else 0
+
+
+def _files(name: str) -> list[str]:
+    """The file itself, or what a folder holds of configurations and scripts."""
+    folder = Path(name)
+    if name == "-" or not folder.is_dir():
+        return [name]
+    found = sorted(str(p) for p in folder.iterdir() if p.suffix in READ and p.is_file())
+    if not 1 <= len(found) <= MOST_FILES:
+        held = f"{len(found)} files, more than {MOST_FILES}" if found else "no configuration file"
+        raise SpecError(f"holds {held}", name, [f"trainwright check {folder / '...'}"])
+    return found
 
 
 def _fix(report: Report, names: list[str], output: str | None, force: bool) -> list[Mended]:

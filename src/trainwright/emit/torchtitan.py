@@ -14,7 +14,7 @@ from typing import Any
 from ..resolve import Run
 from ..schedules import SCHEDULES as PIPELINES
 from .base import Files, Limit, Options, Target, only, said, when
-from .common import options_among, tokens_of
+from .common import tokens_of
 from .environment import settings
 from .launch import Flags, Program, launched, script, world
 from .rate import torchtitan_rate
@@ -23,6 +23,7 @@ from .torchtitan_plan import BILLIONS, CONVERTERS, DEGREES, FLAVORS, PRESETS, SC
 from .torchtitan_toml import read_quantize, toml
 
 MODULE, TOML = "plan_config.py", "train.toml"
+REDUCES = ("no_sync", False)  # its loop reduces the gradients of every micro-batch (torchtitan/train.py train_step)
 
 
 def flags(run: Run, options: Options) -> Flags:
@@ -154,6 +155,7 @@ def _fields(document: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         "strategy.framework": "fsdp2",
         "strategy.dp": degrees["dp_replicate"] * degrees["dp_shard"],
         "strategy.sharding": sharding,
+        "strategy.options": dict([REDUCES]) if sharding != "none" else None,
         "strategy.reshard_root": reshard == "always" if sharding == "zero3" else None,
         "strategy.sequence_parallel": p.get("enable_sequence_parallel"),
         "strategy.schedule": {v: k for k, v in SCHEDULES.items()}.get(p.get("pipeline_parallel_schedule")) if pipelined else "1f1b",
@@ -256,7 +258,12 @@ LIMITS = (
     ),
     only("training.gradient_dtype", ["fp32"], "reduces gradients in fp32"),
     only("training.optimizer", ["adamw"], "is given AdamW here"),
-    options_among((), "has flags for none of the options of a plan"),
+    Limit(
+        "strategy.options",
+        lambda run: all(option == REDUCES for option in run.plan.structure.options),
+        "reduces gradients after each micro-batch and has flags for none of the options of a plan",
+        lambda run: {"strategy.options": dict([REDUCES])},
+    ),
     only("training.autocast", [False], "casts by FSDP's policy"),
     only("training.loss", ["plain", "chunked"], "computes the loss whole or in chunks"),
     only("training.method", ["full"], "trains every parameter"),
