@@ -96,7 +96,10 @@ def resolve(spec: RunSpec, catalog_files: tuple[str, ...] = ()) -> Run:
 def _without_effect(spec: RunSpec, framework: Framework, model: ModelSpec, cluster: ClusterSpec, job: TrainingJob) -> tuple[str, ...]:
     structure = resolve_structure(spec.strategy, framework, spec.strategy.tp or 1, spec.strategy.virtual_stages or 1)
     types = dtypes(framework, job, structure, alone=cluster.gpus == 1)
-    return without_effect(spec, framework, job, types, moe=model.is_moe, gpus=cluster.gpus)
+    named = spec.strategy.schedule
+    lists = (f"strategy.schedule: {framework.title} has no {named}; `trainwright train` runs it from its list of actions",)
+    own = lists if named and named not in framework.schedules and framework.runs_lists and (spec.strategy.pp or 1) > 1 else ()
+    return own + without_effect(spec, framework, job, types, moe=model.is_moe, gpus=cluster.gpus)
 
 
 def _put_off(plan: ParallelPlan, family: str) -> tuple[str, ...]:

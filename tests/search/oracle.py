@@ -133,10 +133,8 @@ def schedule(case: Case, p: ParallelPlan) -> bool:
     known = {
         "megatron": {"gpipe", "1f1b", "interleaved-1f1b"},
         "deepspeed": {"1f1b"},
-        "fsdp2": {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"},
     }
-    known["ddp"] = known["fsdp2"]
-    return p.pp == 1 or p.structure.schedule in known.get(p.structure.framework, set())
+    return p.pp == 1 or p.structure.framework in ("fsdp2", "ddp") or p.structure.schedule in known.get(p.structure.framework, set())
 
 
 def ep(case: Case, p: ParallelPlan) -> bool:

@@ -138,8 +138,11 @@ class Framework:
     name: str
     title: str
     shardings: tuple[str, ...]  # sharding names it can do
-    schedules: tuple[str, ...]  # pipeline schedules it can run
+    schedules: tuple[str, ...]  # pipeline schedules that it has, and a search tries
     aliases: tuple[str, ...] = ()
+    runs_lists: bool = (
+        False  # this project's trainer runs its plans, and any registered schedule from its list of actions where one is named
+    )
     axes: tuple[str, ...] = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")  # mesh axes it offers
     defaults: dict[str, object] = field(default_factory=dict)
     search_options: tuple[tuple[str, object], ...] = ()  # options that a search sets where a run spec names none

@@ -9,6 +9,7 @@ FRAMEWORK = Framework(
     title="PyTorch DDP",
     shardings=("none", "zero1"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
+    runs_lists=True,
     defaults={"sharding": "none", "master_weights": "fp32", "loss": "plain"},
     memory=MemoryRules(engine="tape", autocasts=True, adapts_fp32=True, reduces="own"),
     ignores={

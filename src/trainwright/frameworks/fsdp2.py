@@ -10,6 +10,7 @@ FRAMEWORK = Framework(
     aliases=("torchtitan", "fully_shard"),
     shardings=("none", "zero2", "zero3"),
     schedules=("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb1p", "zb-v", "dualpipe-v"),
+    runs_lists=True,
     # Gradients are reduce-scattered after each micro-batch, as torchtitan and most loops do; put off (the default of an estimate), whole
     # unsharded gradients would be held from the second micro-batch on.
     search_options=(("no_sync", False),),

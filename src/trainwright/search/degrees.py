@@ -165,7 +165,8 @@ def virtual_says(case: Case, p: ParallelPlan) -> str:
 
 
 def schedule_framework(case: Case, s: Structure, t: PlanTable) -> Mask:
-    return (t.pp == 1) | (s.schedule in case.framework(s).schedules)
+    framework = case.framework(s)
+    return (t.pp == 1) | framework.runs_lists | (s.schedule in framework.schedules)
 
 
 def schedule_says(case: Case, p: ParallelPlan) -> str:
