@@ -214,7 +214,7 @@ def happenings(p: Pieces, slot: Slot, rank: Rank) -> tuple[list[Happening], Offl
     heads = item(
         "final norm, head and loss of other micro-batches", "logits", _other_heads(p, ends) * slot.head, "(in flight - 1) x saved bytes"
     )
-    resident = (*a.parameters, *a.masters, *a.optimizer, *a.always, *_outputs_in_flight(scope, slot, flying, ends))
+    resident = (*a.parameters, *a.masters, *a.optimizer, *a.always, *_outputs_in_flight(scope, slot, flying))
     early = tuple(g.masked(np.broadcast_to(np.asarray(a.early, dtype=np.float64), (len(scope),))) for g in a.gradients)
     recomputed = item("backward of a block", "activations", adds, "recomputed tensors, gradients and temporaries of the worst row")
     last = (
@@ -257,7 +257,7 @@ def _offloaded_activations(scope: Scope, saved: Column, layers: Column) -> Colum
     return saved * np.minimum(layers - gone + 2, np.maximum(layers, 1)) / np.maximum(layers, 1)
 
 
-def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column, ends: Ends) -> tuple[Item, ...]:
+def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column) -> tuple[Item, ...]:
     """What a pipeline engine keeps of the tensors between stages. Megatron frees outputs once they are sent
     (``deallocate_pipeline_outputs``); DeepSpeed
     keeps each until its gradient arrives; torch.distributed.pipelining does too, and allocates its receive buffers for all micro-batches
@@ -271,11 +271,10 @@ def _outputs_in_flight(scope: Scope, slot: Slot, flying: Column, ends: Ends) -> 
         source = "deepspeed/runtime/pipe/engine.py pipe_buffers"
         return (item("stage outputs in flight", "communication_buffers", one * flying, "2 N h x in flight", source),)
     source = "torch/distributed/pipelining/stage.py"
-    chunks = scope.column("virtual_stages")
-    held = np.maximum(flying * chunks - ends.last * slot.head, 0.0)
-    neighbors = 2 * chunks - slot.embedding - slot.head
+    neighbors = 2 * scope.column("virtual_stages") - slot.embedding - slot.head
+    held = flying * (1 - slot.head)  # of the last chunk: what others hand on stands among what the next layer saves
     return (
-        item("stage outputs in flight", "activations", one * held, "2 N h x in flight x chunks", source),
+        item("stage outputs in flight", "activations", one * held, "2 N h x in flight", source),
         item("receive buffers", "communication_buffers", one * scope.accumulation * neighbors, "2 N h x micro-batches x neighbors", source),
     )
 

@@ -185,12 +185,6 @@ class Symbols:
         name = f"{which} microbatches batch ceil(seq/tp)"
         return self.symbol(name, lambda c: (c.chunks - end) * c.microbatches * c.batch * ceil_div(c.seq, c.tp), width)
 
-    def between_chunks(self, width: int) -> Size:
-        """What one micro-batch's chunks of a pipeline rank hand on, but for the last chunk's."""
-        name = f"(chunks - 1) batch {'ceil(seq/tp)' if self.sequence_parallel else 'seq'}"
-        split = self.sequence_parallel
-        return self.symbol(name, lambda c: (c.chunks - 1) * c.batch * (ceil_div(c.seq, c.tp) if split else c.seq), width)
-
     def positions(self, width: int = 1) -> Size:
         """Something for each position of the sequence, whatever the batch."""
         return self.symbol("seq", lambda c: c.seq, width)

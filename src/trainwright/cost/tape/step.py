@@ -84,13 +84,6 @@ class Step(Modules):
             self.layer_accumulated.append(tape.since(before))
         self.layer_accumulated.pop(0)
 
-    def _handed_on(self) -> Storage | None:
-        """Outputs of the rank's chunks, which its stages keep until backward; that of its last one is the replay's own."""
-        if not self.setup.stage.piped:
-            return None
-        size = self.symbols.between_chunks(self.setup.model.hidden * self.setup.types.stream)
-        return Storage(self.tape, size, PART["activations"], "stage output")
-
     def _sent(self) -> list[Storage]:
         """The input gradient of the micro-batch before, which a pipeline stage keeps until it is sent (GPipe's loop gives it up at once)."""
         if not self.setup.stage.piped or self.setup.stage.first or self.setup.structure.schedule == "gpipe":
@@ -111,7 +104,6 @@ class Step(Modules):
         tape = self.tape
         before = tape.live.copy()
         tape.at("forward", ENDS_BEFORE)
-        handed = self._handed_on()
         loss = self._forward()
         if self.fsdp is not None:
             self.fsdp.end_of_forward()
@@ -127,7 +119,7 @@ class Step(Modules):
         tape.at("backward", ENDS_AFTER)
         seed = self.run.new(loss.elements, loss.dtype, "seed") if self.setup.stage.last else Tensor(loss.elements, loss.dtype, None)
         self.run.backward(loss, seed)
-        del seed, loss, handed
+        del seed, loss
         if self.fsdp is not None:
             tape.at("backward", ENDS_BEFORE)
             self.fsdp.end_of_backward()
