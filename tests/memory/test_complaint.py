@@ -40,6 +40,11 @@ def test_a_log_is_read_at_its_first_complaint() -> None:
     assert first_complaint(log) == f"[rank1]: {NEW}"
 
 
+def test_a_hostile_line_is_read_in_no_time() -> None:
+    """Numbers with a hundred thousand commas: what is looked at has a bound."""
+    assert len(first_complaint("Tried to allocate " + "1," * 200_000)) < 5_000
+
+
 def concluded(text: str, peak: float = 90, device: float = 95, capacity: float = 80, host: int | None = None) -> str:
     phases = {"load": 10 * GIB, "forward": 60 * GIB, "backward": int(peak * GIB)}
     needs = {"capacity_bytes": int(capacity * GIB), "peak_bytes": int(peak * GIB), "device_bytes": int(device * GIB), "phases": phases}

@@ -45,7 +45,8 @@ def explain(
     if message == "-" == plan:
         raise SpecError("is read from stdin already", "--plan", ["--plan run.toml"])
     if message == "-" or isfile(message):
-        message = first_complaint(read_text(message))
+        message = read_text(message)
+    message = first_complaint(message)
     run = resolve(load(parse_document(read_text(plan), "stdin" if plan == "-" else plan) if plan else {"model": model, "cluster": on}))
     complaint = read_complaint(message)
     sized = complaint.request is not None

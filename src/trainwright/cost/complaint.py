@@ -19,6 +19,7 @@ from .oom import SIZE, read_allocation, size_of
 
 HOST = r"exit ?code\W{0,3}(?:-9|137)\b|\bSIGKILL\b|signal 9\b|\bKilled\b|oom-?kill|bad_alloc|DefaultCPUAllocator|Cannot allocate memory"
 OTHER_CARD = 0.08  # relative: what driver and firmware take of a card is less
+LONGEST = 4_000  # characters of a line that are looked at; PyTorch's longest message has 700
 MORE = 0.03  # relative: what the memory of a plan may be off
 
 
@@ -39,7 +40,8 @@ class Complaint:
 def first_complaint(log: str) -> str:
     """The first line of a log that says that memory ran out, which the others follow from; the text itself where no line does."""
     pattern = rf"(?:out of memory|tried to allocate).*{SIZE}|{HOST}"
-    return next((line for line in log.splitlines() if re.search(pattern, line, re.I)), log)
+    lines = (line[:LONGEST] for line in log.splitlines())
+    return next((line for line in lines if re.search(pattern, line, re.I)), log[:LONGEST])
 
 
 def read_complaint(text: str) -> Complaint:

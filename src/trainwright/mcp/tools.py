@@ -92,12 +92,13 @@ def explain(message: str, run: RunDocument, top: int = 5) -> Answer:
     run: as in estimate. top: how many tensors to name.
     """
     from .. import api
-    from ..cost.complaint import conclusions, read_complaint
+    from ..cost.complaint import conclusions, first_complaint, read_complaint
     from ..cost.oom import explain_allocation
 
     if not 1 <= top <= 50:
         raise SpecError(f"{top} is not between 1 and 50", "top")
     found = api.estimate(_without_files(run))
+    message = first_complaint(message)
     complaint = read_complaint(message)
     sized = complaint.request is not None
     suspects = explain_allocation(message, found.model, found.cluster, found.job, found.plan, top) if sized else []
